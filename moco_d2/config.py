@@ -1,0 +1,71 @@
+"""Every config key that this project adds to detectron2's, its default and what it does."""
+
+from detectron2.config import CfgNode as CN
+
+
+def add_moco_config(cfg: CN) -> None:
+    """Add the keys of this project to a detectron2 config, in place.
+
+    Floats are declared as floats: detectron2 refuses an int where a float is declared.
+
+    Args:
+        cfg: a config from :func:`detectron2.config.get_cfg`.
+    """
+    # How often metrics are written, in iterations, and the window they are smoothed over.
+    # 1 writes every raw value.
+    cfg.LOG_PERIOD = 20
+
+    cfg.MODEL.MOCO = CN()
+    # Length of the representation that queries and keys are compared in.
+    cfg.MODEL.MOCO.DIM = 128
+    # Projection head: "linear" (v1) or "mlp" (v2: two layers with a ReLU).
+    cfg.MODEL.MOCO.HEAD = "mlp"
+    # Width of the MLP head's hidden layer; 0 takes the width of the backbone's features (v2).
+    cfg.MODEL.MOCO.MLP_DIM = 0
+    # Momentum m of the key encoder: k <- m k + (1 - m) q.
+    cfg.MODEL.MOCO.MOMENTUM = 0.999
+    # "constant", or "cosine": m rises from MOMENTUM to 1 over the run on half a cosine (v3).
+    cfg.MODEL.MOCO.MOMENTUM_SCHEDULE = "constant"
+    # Temperature tau of the InfoNCE loss. v1: 0.07, v2: 0.2.
+    cfg.MODEL.MOCO.TEMPERATURE = 0.2
+    # Number of keys K in the dictionary. It need not be a multiple of the batch.
+    cfg.MODEL.MOCO.QUEUE_SIZE = 65536
+    # Encode the keys of a step in BN groups drawn at random from the whole batch. Off, the loss
+    # can be solved by reading which images shared a BN group (Sec. 3.3 of the v1 paper).
+    cfg.MODEL.MOCO.SHUFFLE_BN = True
+
+    # Images that share BN statistics in pretraining, on however many processes they lie.
+    # 0: the whole global batch, which is SyncBN.
+    cfg.MODEL.BN_GROUP_SIZE = 32
+    # Keep activations channels-last; faster convolutions on most hardware, same results up to
+    # rounding.
+    cfg.MODEL.CHANNELS_LAST = False
+
+    cfg.INPUT.VIEWS = CN()
+    # Side of the square views that the encoders see, in pixels.
+    cfg.INPUT.VIEWS.SIZE = 224
+    # View recipes of the query's and the key's image; see moco_d2/data/augmentation.py.
+    cfg.INPUT.VIEWS.QUERY = "moco_v2"
+    cfg.INPUT.VIEWS.KEY = "moco_v2"
+
+    # "SGD" or "ADAMW". Pretraining only.
+    cfg.SOLVER.OPTIMIZER = "SGD"
+    # Passes over the data set. More than 0: MAX_ITER is computed, and STEPS and WARMUP_EPOCHS
+    # are read as epochs. 0: MAX_ITER, STEPS and WARMUP_ITERS count iterations.
+    cfg.SOLVER.EPOCHS = 0
+    cfg.SOLVER.WARMUP_EPOCHS = 0.0
+    # Multiply BASE_LR by IMS_PER_BATCH / REFERENCE_BATCH (the linear scaling rule).
+    cfg.SOLVER.SCALE_LR_TO_BATCH = False
+    cfg.SOLVER.REFERENCE_BATCH = 256
+    # Data type of mixed precision when SOLVER.AMP.ENABLED: "float16" (GPU only) or "bfloat16".
+    cfg.SOLVER.AMP.PRECISION = "float16"
+
+    cfg.TEST.KNN = CN()
+    # Labelled image set whose features vote on the labels of DATASETS.TEST when a pretrained
+    # backbone is evaluated. "": the test set itself, each image without its own vote.
+    cfg.TEST.KNN.BANK = ""
+    # At most so many images of the bank, evenly spaced; 0: all.
+    cfg.TEST.KNN.BANK_SIZE = 0
+    # Neighbours that vote, and the temperature of their weights exp(similarity / T).
+    cfg.TEST.KNN.K = 20
+    cfg.TEST.KNN.TEMPERATURE = 0.07
