@@ -24,6 +24,7 @@ LOCK = (ROOT / "requirements.lock").read_text()
 FAKE_PYTHON = """#!/bin/bash
 echo "python $*" >>"$LOG"
 case "$*" in
+    *"print(os.path.realpath(sys.executable))") echo "$0" ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"--requirement requirements.lock"*) [[ ! -e broken ]] ;;
 esac
@@ -37,8 +38,8 @@ esac
 """
 # Like a version manager's stand-in for a version that is not selected.
 NO_PYTHON = "#!/bin/bash\necho 'python3.10: command not found' >&2; exit 127\n"
-SYSTEM_TOOLS = ["awk", "bash", "cat", "cmp", "cp", "dirname", "env", "flock", "head", "mkdir", "mv"]
-SYSTEM_TOOLS += ["rm", "tail", "uname"]
+SYSTEM_TOOLS = ["awk", "bash", "cat", "cp", "dirname", "env", "flock", "head", "mkdir", "mv", "rm"]
+SYSTEM_TOOLS += ["tail", "uname"]
 
 
 class Clone:
@@ -167,7 +168,7 @@ def test_a_python_named_by_hand_must_be_310(clone):
 
 
 def test_a_python_without_venv_is_named(clone):
-    clone.write(clone.python, '#!/bin/bash\n[[ "$*" != *ensurepip* ]]\n')
+    clone.write(clone.python, '#!/bin/bash\n[[ "$*" != *ensurepip* ]] && echo "$0"\n')
     assert f"{clone.python} cannot make virtual environments" in refusal(clone.setup())
 
 

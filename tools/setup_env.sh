@@ -57,6 +57,8 @@ have_uv() {
 create_venv() {
     local base
     base=$(find_python310)
+    # Where it really is: neither another environment, nor a name that uv may read differently.
+    base=$("$base" -c 'import os, sys; print(os.path.realpath(sys.executable))')
     if ! have_uv && ! "$base" -c 'import ensurepip, venv' >/dev/null 2>&1; then
         die "$base cannot make virtual environments: install its venv package (on Debian and \
 Ubuntu: apt-get install python3.10-venv) or uv."
@@ -66,7 +68,7 @@ Ubuntu: apt-get install python3.10-venv) or uv."
     mkdir "$venv"
     echo unfinished >"$stamp"
     if have_uv; then
-        uv venv --quiet --allow-existing --python "$base" "$venv"
+        uv venv --quiet --allow-existing --no-python-downloads --python "$base" "$venv"
     else
         "$base" -m venv "$venv"
     fi
@@ -99,7 +101,7 @@ install_pinned() {
 }
 
 setup() {
-    [[ -f $stamp && -x $python ]] && recipe | cmp -s - "$stamp" && is_python310 "$python" && return
+    [[ -f $stamp && $(recipe) == "$(<"$stamp")" ]] && is_python310 "$python" && return
     [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] || die "the pinned environment holds \
 detectron2 compiled for Linux on x86-64, this is $(uname -s) on $(uname -m): build detectron2 from \
 source in an environment of your own and use it with \`make VENV=/path/to/env â€¦\` (see README.md)."
@@ -108,7 +110,6 @@ source in an environment of your own and use it with \`make VENV=/path/to/env â€
     if [[ -z ${MOCO_D2_SETUP_LOCKED:-} ]] && command -v flock >/dev/null 2>&1; then
         MOCO_D2_SETUP_LOCKED=1 exec flock requirements.lock tools/setup_env.sh
     fi
-    echo "moco_d2: installing the pinned environment into $venv (once; some 2.5 GB to download)"
     # Interrupted, moved here from elsewhere, or without a Python that runs: start anew.
     if [[ -f $stamp && $(head -n 1 "$stamp") != "$root" ]] || ! "$python" -c '' 2>/dev/null; then
         create_venv
@@ -116,6 +117,7 @@ source in an environment of your own and use it with \`make VENV=/path/to/env â€
         die "$venv holds another Python than 3.10: remove it (rm -r $venv), or use it as it is \
 with \`make VENV=$venv â€¦\`."
     fi
+    echo "moco_d2: installing the pinned environment into $venv (once; some 2.5 GB to download)"
     echo unfinished >"$stamp"
     install_pinned
     recipe >"$stamp.new"
