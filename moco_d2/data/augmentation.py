@@ -1,0 +1,102 @@
+"""View recipes: what happens to an image on its way to a view, as a table of operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moco_d2.data.operations import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    HorizontalFlip,
+    Operation,
+    QuarterTurn,
+    RandomResizedCrop,
+    Sometimes,
+)
+
+
+@dataclass(frozen=True, init=False)
+class ViewRecipe:
+    """Operations in the order in which they are applied."""
+
+    operations: tuple[Operation, ...]
+
+    def __init__(self, *operations: Operation):
+        object.__setattr__(self, "operations", operations)
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Make a view.
+
+        Args:
+            image: uint8 (H, W, 3), RGB. It is not changed.
+            rng: where all random numbers come from, in a fixed order.
+            size: side of the view, in pixels.
+
+        Returns:
+            uint8 (size, size, 3), RGB.
+        """
+        for operation in self.operations:
+            image = operation.apply(image, operation.draw(rng, image.shape[:2], size))
+        return image
+
+
+VIEW_RECIPES: dict[str, Callable[[np.ndarray, np.random.Generator, int], np.ndarray]] = {
+    # MoCo v1 (arXiv 1911.05722, Sec. 3.3, "Technical details"), in the order of its code.
+    "moco_v1": ViewRecipe(
+        RandomResizedCrop(scale=(0.2, 1.0)),
+        Sometimes(0.2, Grayscale()),
+        ColorJitter(0.4, 0.4, 0.4, 0.4),
+        Sometimes(0.5, HorizontalFlip()),
+    ),
+    # MoCo v2 (arXiv 2003.04297, Sec. 3): weaker hue, jitter only sometimes, blur.
+    "moco_v2": ViewRecipe(
+        RandomResizedCrop(scale=(0.2, 1.0)),
+        Sometimes(0.8, ColorJitter(0.4, 0.4, 0.4, 0.1)),
+        Sometimes(0.2, Grayscale()),
+        Sometimes(0.5, GaussianBlur(sigma=(0.1, 2.0))),
+        Sometimes(0.5, HorizontalFlip()),
+    ),
+    # v2 for the built-in data set at 48 to 64 pixels: in it neither colour nor the way up tells
+    # the class, and a crop below 0.4 shows less than an object.
+    "moco_demo": ViewRecipe(
+        RandomResizedCrop(scale=(0.4, 1.0)),
+        Sometimes(0.8, ColorJitter(0.4, 0.4, 0.4, 0.1)),
+        Sometimes(0.8, Grayscale()),
+        Sometimes(0.5, GaussianBlur(sigma=(0.1, 2.0), kernel_share=0.1)),
+        QuarterTurn(),
+        Sometimes(0.5, HorizontalFlip()),
+    ),
+    # Evaluation: 256 pixels on the shorter side for a centre of 224, and so in proportion.
+    "center_crop": ViewRecipe(CenterCrop(share=224 / 256)),
+}
+
+
+def register_view_recipe(
+    name: str, recipe: Callable[[np.ndarray, np.random.Generator, int], np.ndarray]
+) -> None:
+    """Add a recipe that INPUT.VIEWS.QUERY and INPUT.VIEWS.KEY may name.
+
+    Args:
+        name: a name not yet taken.
+        recipe: called and answering like :class:`ViewRecipe`. Random numbers must all come from
+            the generator it is given, or runs will not repeat.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in VIEW_RECIPES:
+        raise ValueError(f"The view recipe {name!r} is taken: register yours under another name.")
+    VIEW_RECIPES[name] = recipe
+
+
+def get_view_recipe(name: str) -> Callable[[np.ndarray, np.random.Generator, int], np.ndarray]:
+    """Return a recipe of ``VIEW_RECIPES``; an unknown name is a ValueError that lists them."""
+    if name not in VIEW_RECIPES:
+        raise ValueError(
+            f"Unknown view recipe {name!r}: INPUT.VIEWS.QUERY and KEY take one of "
+            f"{', '.join(sorted(VIEW_RECIPES))}, or register it with register_view_recipe."
+        )
+    return VIEW_RECIPES[name]

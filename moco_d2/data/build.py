@@ -1,0 +1,312 @@
+"""Loaders: places of the sample stream in batches, the same on any number of processes."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler, get_worker_info
+
+from moco_d2.data.augmentation import get_view_recipe
+from moco_d2.data.datasets import ImageIndex
+from moco_d2.data.mapper import NoReadableImages, Sample, ViewMapper
+from moco_d2.data.streams import SampleStream
+
+logger = logging.getLogger(__name__)
+
+# INPUT.FORMAT -> where its channels are in RGB; both orders are their own inverse.
+_CHANNELS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
+
+Place = tuple[int, int]  # position in the sample stream, index of an image
+
+
+class PositionBatchSampler(Sampler[list[Place]]):
+    """Yields the places of each iteration that belong to one process.
+
+    Iteration t takes positions t B to (t + 1) B of the sample stream, process r the r-th of
+    ``world_size`` equal blocks of them. Nothing but t is needed to go on after a stop.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        batch_size: int,
+        seed: int,
+        start_iter: int = 0,
+        num_iters: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        """
+        Args:
+            num_images: images in an epoch.
+            batch_size: B, of all processes together, a multiple of ``world_size``.
+            seed: of the run.
+            start_iter: iteration of the first batch.
+            num_iters: number of batches; None: no end.
+            rank: of this process, 0 to ``world_size`` - 1.
+            world_size: number of processes.
+        """
+        if batch_size < 1 or batch_size % world_size:
+            raise ValueError(
+                f"SOLVER.IMS_PER_BATCH is {batch_size}, which {world_size} process(es) cannot "
+                f"share equally: make it a multiple of {world_size}."
+            )
+        self._num_images = num_images
+        self._seed = seed
+        self._batch_size = batch_size
+        self._local = batch_size // world_size
+        self._rank = rank
+        self._start = start_iter
+        self._num_iters = num_iters
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        stream = SampleStream(self._num_images, self._seed)
+        for iteration in islice(count(self._start), self._num_iters):
+            first = iteration * self._batch_size + self._rank * self._local
+            samples = stream.samples(first, self._local).tolist()
+            yield list(zip(range(first, first + self._local), samples, strict=True))
+
+
+class UnreadableImages:
+    """Counts the distinct unreadable images, names each in the log once, and sets the limit."""
+
+    def __init__(self, num_images: int):
+        """
+        Args:
+            num_images: N, images in the data set.
+        """
+        self._num_images = num_images
+        self._reasons: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def update(self, unreadable: Sequence[tuple[int, str, str]]) -> None:
+        """Count and log images not met before, as (index, path, reason)."""
+        for _, path, reason in unreadable:
+            if path not in self._reasons:
+                self._reasons[path] = reason
+                logger.warning(
+                    f"Unreadable image left out: {path} ({reason}). "
+                    f"So far {len(self)} of {self._num_images}."
+                )
+
+    def check(self, images_seen: int) -> None:
+        """Stop when more than 1 % of what was seen is unreadable.
+
+        One file never stops a run, nor do fewer than 100 before they are 1 % of the data set.
+
+        Args:
+            images_seen: images asked for since the start, repetitions included.
+
+        Raises:
+            RuntimeError: too many are unreadable. It names five of them.
+        """
+        seen = min(images_seen, self._num_images)
+        if len(self) <= max(1, 0.01 * seen):
+            return
+        if len(self) >= 100 or len(self) > max(1, 0.01 * self._num_images):
+            shown = "; ".join(f"{p} ({r})" for p, r in list(self._reasons.items())[:5])
+            raise RuntimeError(
+                f"{len(self)} of {seen} images cannot be read, more than 1 %: repair or remove "
+                f"them. Among them {shown}."
+            )
+
+
+class PretrainLoader:
+    """Iterates over batches of views; see :func:`build_pretrain_loader`."""
+
+    def __init__(self, batches: DataLoader):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            if isinstance(batch, NoReadableImages):
+                raise batch
+            yield batch
+
+
+class EvalLoader:
+    """Iterates over labelled images once; see :func:`build_eval_loader`."""
+
+    def __init__(self, batches: DataLoader, num_images: int):
+        self._batches = batches
+        self._num_images = num_images
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        unreadable = UnreadableImages(self._num_images)
+        for batch in self._batches:
+            unreadable.update(batch.pop("unreadable"))
+            unreadable.check(self._num_images)
+            if len(batch["index"]):
+                yield batch
+
+
+class _Collate:
+    """Stacks samples into tensors, (H, W, RGB) to (N, C, H, W) in the channel order asked for."""
+
+    def __init__(self, image_format: str):
+        self._channels = _CHANNELS[image_format]
+
+    def _stack(self, images: Sequence[np.ndarray]) -> torch.Tensor:
+        side = images[0].shape[0] if images else 0
+        batch = torch.empty((len(images), 3, side, side), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            batch.share_memory_()  # written once, where the main process reads it
+        for planes, image in zip(batch.numpy(), images, strict=True):
+            for plane, channel in zip(planes, self._channels, strict=True):
+                cv2.extractChannel(image, channel, plane)
+        return batch
+
+
+class _CollateViews(_Collate):
+    def __call__(self, samples: list[Sample | NoReadableImages]) -> Any:
+        failed = [sample for sample in samples if isinstance(sample, NoReadableImages)]
+        if failed:
+            return failed[0]
+        views = zip(*(sample.images for sample in samples), strict=True)
+        return {
+            "views": [self._stack(images) for images in views],
+            "position": torch.tensor([sample.position for sample in samples]),
+            "index": torch.tensor([sample.index for sample in samples]),
+            "unreadable": [entry for sample in samples for entry in sample.unreadable],
+        }
+
+
+class _CollateLabelled(_Collate):
+    def __call__(self, samples: list[Sample | NoReadableImages]) -> dict[str, Any]:
+        read = [sample for sample in samples if isinstance(sample, Sample)]
+        return {
+            "image": self._stack([sample.images[0] for sample in read]),
+            "label": torch.tensor([sample.label for sample in read], dtype=torch.int64),
+            "index": torch.tensor([sample.index for sample in read], dtype=torch.int64),
+            "unreadable": [
+                entry
+                for sample in samples
+                if isinstance(sample, NoReadableImages)
+                for entry in sample.unreadable
+            ],
+        }
+
+
+def build_pretrain_loader(
+    index: ImageIndex,
+    *,
+    batch_size: int,
+    size: int,
+    query: str,
+    key: str,
+    seed: int,
+    pixel_mean: Sequence[float],
+    format: str = "RGB",
+    start_iter: int = 0,
+    num_iters: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    num_workers: int = 0,
+) -> PretrainLoader:
+    """Build the loader of a process's share of each batch of two views.
+
+    What an iteration holds depends on ``index``, ``batch_size``, ``size``, the recipes and the
+    seed, and not on processes, workers or the iteration that the loader starts with.
+
+    Args:
+        index: the images.
+        batch_size: of all processes together.
+        size: side of the views, in pixels.
+        query, key: names of view recipes.
+        seed: of the run, 64 bits.
+        pixel_mean: 3 floats in the order of ``format``, shown through transparent pixels.
+        format: channel order, "RGB" or "BGR".
+        start_iter: iteration of the first batch.
+        num_iters: number of batches; None: no end.
+        rank, world_size: this process and the number of processes.
+        num_workers: processes that load; 0 loads in this one.
+
+    Returns:
+        An iterable over dicts, with n = batch_size / world_size: ``views`` (two tensors, uint8
+        (n, 3, size, size)), ``position`` and ``index`` (int64 (n,), place in the sample stream
+        and image shown there), ``unreadable`` (list of (index, path, reason): images that were
+        due but replaced). Iterating raises :class:`NoReadableImages` if no replacement is found.
+
+    Raises:
+        ValueError: unknown recipe or format, or a batch that the processes cannot share.
+    """
+    sampler = PositionBatchSampler(
+        len(index),
+        batch_size=batch_size,
+        seed=seed,
+        start_iter=start_iter,
+        num_iters=num_iters,
+        rank=rank,
+        world_size=world_size,
+    )
+    recipes = (get_view_recipe(query), get_view_recipe(key))
+    mapper = ViewMapper(index, recipes, size, seed, _to_rgb(pixel_mean, format))
+    return PretrainLoader(_loader(mapper, sampler, _CollateViews(format), num_workers))
+
+
+def build_eval_loader(
+    index: ImageIndex,
+    *,
+    size: int,
+    batch_size: int,
+    indices: np.ndarray,
+    pixel_mean: Sequence[float],
+    format: str = "RGB",
+    num_workers: int = 0,
+) -> EvalLoader:
+    """Build a loader that shows the centre crop of some images once, in the order given.
+
+    Args:
+        index: the images.
+        size: side of the crop, in pixels.
+        batch_size: images in a batch; the last may have fewer.
+        indices: int64 (M,), which images.
+        pixel_mean, format, num_workers: as in :func:`build_pretrain_loader`.
+
+    Returns:
+        An iterable over dicts: ``image`` (uint8 (n, 3, size, size)), ``label`` (int64 (n,), -1
+        unknown) and ``index`` (int64 (n,)). Unreadable images are left out and logged; more than
+        1 % of them is a RuntimeError.
+
+    Raises:
+        ValueError: unknown format.
+    """
+    places = list(enumerate(np.asarray(indices).tolist()))
+    batches = [places[i : i + batch_size] for i in range(0, len(places), batch_size)]
+    recipes = (get_view_recipe("center_crop"),)
+    mapper = ViewMapper(index, recipes, size, 0, _to_rgb(pixel_mean, format), attempts=0)
+    loader = _loader(mapper, batches, _CollateLabelled(format), num_workers)
+    return EvalLoader(loader, len(places))
+
+
+def _to_rgb(pixel_mean: Sequence[float], image_format: str) -> tuple[float, ...]:
+    if image_format not in _CHANNELS:
+        raise ValueError(
+            f"INPUT.FORMAT is {image_format!r}: pretraining takes one of {', '.join(_CHANNELS)}."
+        )
+    return tuple(pixel_mean[channel] for channel in _CHANNELS[image_format])
+
+
+def _loader(mapper: ViewMapper, batches: Any, collate: _Collate, num_workers: int) -> DataLoader:
+    return DataLoader(
+        mapper,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_init_worker,
+        generator=torch.Generator(),  # so that loading takes nothing from the global one
+    )
+
+
+def _init_worker(worker: int) -> None:
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
