@@ -21,7 +21,7 @@ help:  ## List the targets
 setup:  ## Install the pinned environment into .venv, if that is not done yet
 	@$(SETUP)
 
-demo: setup  ## Pretrain, export and fine-tune on the built-in data set (under 10 minutes)
+demo: setup  ## Pretrain, export and fine-tune on the built-in data set, on CPU
 	@"$(PY)" tools/demo.py
 
 test: setup  ## Run the tests
