@@ -194,7 +194,11 @@ class QuarterTurn:
 
 
 def resize(image: np.ndarray, shape: Shape) -> np.ndarray:
-    """Resize so that it comes closest to Pillow's antialiased bilinear filter at least cost.
+    """Resize like Pillow's antialiased bilinear filter, a triangle as wide as two result pixels.
+
+    The triangle is made of cheap parts where the image shrinks: an image of twice the size, a
+    little smoothing where its pixels need it, and the mean of 2 x 2. That is nearer to Pillow than
+    INTER_AREA, which is a box, and takes no longer.
 
     Args:
         image: uint8 (H, W, 3).
@@ -207,8 +211,10 @@ def resize(image: np.ndarray, shape: Shape) -> np.ndarray:
     shrinkage = image.shape[0] * image.shape[1] / (height * width)
     if shrinkage < 1.25:
         return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
-    if shrinkage < 4:  # 2 x 2 samples for each pixel: nearer than INTER_AREA, in half the time
-        image = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
+    sampling = cv2.INTER_LINEAR if shrinkage < 4 else cv2.INTER_AREA
+    image = cv2.resize(image, (2 * width, 2 * height), interpolation=sampling)
+    if shrinkage > 3:
+        image = cv2.GaussianBlur(image, (3, 3), 0.6)  # [1 4 1] / 6
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
 
 
