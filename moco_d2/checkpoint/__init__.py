@@ -1,0 +1,22 @@
+"""Weight files: who names tensors how, conversion, verification, and loading that is complete."""
+
+from moco_d2.checkpoint.convention import (
+    apply_input_convention,
+    convention_of,
+    read_input_convention,
+)
+from moco_d2.checkpoint.conversion import ConversionReport, convert
+from moco_d2.checkpoint.files import CheckError, WeightsError
+from moco_d2.checkpoint.loading import LoadReport, load_weights
+
+__all__ = [
+    "CheckError",
+    "ConversionReport",
+    "LoadReport",
+    "WeightsError",
+    "apply_input_convention",
+    "convention_of",
+    "convert",
+    "load_weights",
+    "read_input_convention",
+]

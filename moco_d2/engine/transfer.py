@@ -1,0 +1,225 @@
+"""Transfer: detectron2's detectors, trained from weights that load entirely, and evaluated."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.engine import hooks
+from detectron2.evaluation import (
+    COCOEvaluator,
+    DatasetEvaluator,
+    PascalVOCDetectionEvaluator,
+    SemSegEvaluator,
+    verify_results,
+)
+from detectron2.utils import comm
+from tabulate import tabulate
+
+from moco_d2.checkpoint import (
+    apply_input_convention,
+    convention_of,
+    load_weights,
+    read_input_convention,
+)
+from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
+from moco_d2.checkpoint.convention import SavedConvention
+from moco_d2.engine.norm import AgreeOnStatistics, resolve_norms
+from moco_d2.engine.trainer import BaseTrainer
+
+logger = logging.getLogger(__name__)
+
+COCO_KEYPOINTS = 17
+
+
+def _coco(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
+    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
+    return COCOEvaluator(name, output_dir=folder, kpt_oks_sigmas=sigmas)
+
+
+def _pascal_voc(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
+    return PascalVOCDetectionEvaluator(name)
+
+
+def _sem_seg(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
+    return SemSegEvaluator(name, output_dir=folder)
+
+
+# `evaluator_type` of a data set's metadata -> what evaluates it:
+# (config, name of the data set, folder for results) -> evaluator.
+EVALUATORS: dict[str, Callable[[CfgNode, str, str], DatasetEvaluator]] = {
+    "coco": _coco,
+    "pascal_voc": _pascal_voc,
+    "sem_seg": _sem_seg,
+}
+
+
+class TransferTrainer(BaseTrainer):
+    """Trains and evaluates any of detectron2's detectors.
+
+    It differs from detectron2's `tools/train_net.py` in that the input convention of
+    MODEL.WEIGHTS is applied, that weights fill the backbone entirely or not at all, that SyncBN
+    becomes what the hardware can run, and that all processes evaluate the same BN statistics.
+    """
+
+    @classmethod
+    def effective_config(cls, cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str]]:
+        """See `BaseTrainer`; adds the weights' input convention, norms and auto-scaling.
+
+        Raises:
+            WeightsError: MODEL.WEIGHTS cannot be read.
+            ValueError: a data set cannot be evaluated, or a random backbone is frozen.
+        """
+        cfg, notes = super().effective_config(cfg, world_size)
+        for name in cfg.DATASETS.TEST:
+            evaluator_type(name)
+        _check_keypoints(cfg)
+        _check_frozen(cfg)
+        cfg.defrost()
+        if cfg.MODEL.WEIGHTS:
+            convention = read_input_convention(cfg.MODEL.WEIGHTS)
+            if convention is None:
+                notes.append("input: as the config says; MODEL.WEIGHTS states no convention")
+            else:
+                notes += [
+                    f"{change} (stated by MODEL.WEIGHTS)"
+                    for change in apply_input_convention(cfg, convention)
+                ]
+        notes += resolve_norms(cfg, world_size, cfg.MODEL.DEVICE != "cpu")
+        scaled = cls.auto_scale_workers(cfg, world_size)
+        if scaled is not cfg:
+            notes.append(
+                f"SOLVER.REFERENCE_WORLD_SIZE {cfg.SOLVER.REFERENCE_WORLD_SIZE} -> {world_size}: "
+                "batch, lr and iterations are scaled"
+            )
+        scaled.freeze()
+        return scaled, notes
+
+    @classmethod
+    def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:
+        """The effective recipe as a table; `cfg` and `notes` from :meth:`effective_config`."""
+        solver, model = cfg.SOLVER, cfg.MODEL
+        batch = solver.IMS_PER_BATCH
+        convention = ", ".join(f"{k} {v}" for k, v in convention_of(cfg).items())
+        rows = [
+            ("weights", model.WEIGHTS or "random initialisation"),
+            ("input", convention),
+            ("train, test", f"{', '.join(cfg.DATASETS.TRAIN)} | {', '.join(cfg.DATASETS.TEST)}"),
+            ("batch", f"{batch} = {world_size} process(es) x {batch / world_size:g}"),
+            ("schedule", f"{solver.MAX_ITER} iterations, lr {solver.BASE_LR:g}, x{solver.GAMMA:g} "
+                         f"at {list(solver.STEPS)}, {solver.WARMUP_ITERS} warm-up iterations"),
+            ("model", f"{model.META_ARCHITECTURE}, {model.BACKBONE.NAME}, {model.ROI_HEADS.NAME}"),
+            ("norms", f"backbone {model.RESNETS.NORM}, FPN {model.FPN.NORM or 'none'}, "
+                      f"frozen up to stage {model.BACKBONE.FREEZE_AT}"),
+            ("hardware", model.DEVICE),
+            ("seed", str(cfg.SEED)),
+            *(("note", note) for note in notes),
+        ]  # fmt: skip
+        return tabulate(rows, headers=("effective recipe", ""), tablefmt="simple")
+
+    def extra_state(self) -> dict:
+        """A detector's checkpoints state their input convention, too."""
+        return {"input": SavedConvention(convention_of(self.cfg))}
+
+    def step_hooks(self) -> list:
+        periods = (self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD)
+        agree = AgreeOnStatistics(self.model, *periods)
+        if not self.cfg.TEST.PRECISE_BN.ENABLED:
+            return [agree]
+        precise = hooks.PreciseBN(
+            self.cfg.TEST.EVAL_PERIOD,
+            self.model,
+            self._precise_bn_batches(),
+            self.cfg.TEST.PRECISE_BN.NUM_ITER,
+        )
+        return [precise, agree]
+
+    def _precise_bn_batches(self):
+        """Batches of a loader of its own, which is built when the first one is needed."""
+        cfg = self.cfg.clone()
+        cfg.defrost()
+        cfg.DATALOADER.NUM_WORKERS = 0  # these batches are needed rarely
+        yield from self.build_train_loader(cfg)
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Resume from the last checkpoint of OUTPUT_DIR, or load MODEL.WEIGHTS entirely.
+
+        Raises:
+            WeightsError: MODEL.WEIGHTS does not fill the backbone, or the detector.
+        """
+        if resume and self.checkpointer.has_checkpoint():
+            super().resume_or_load(resume=True)
+        elif self.cfg.MODEL.WEIGHTS:
+            logger.info(str(load_weights(self.model, self.cfg.MODEL.WEIGHTS)))
+        else:
+            logger.info("MODEL.WEIGHTS is empty: all weights are initialised at random.")
+
+    @classmethod
+    def eval_only(cls, cfg: CfgNode, resume: bool = False) -> dict:
+        """Evaluate a trained detector on DATASETS.TEST.
+
+        Args:
+            cfg: MODEL.WEIGHTS names the detector's checkpoint.
+            resume: evaluate the last checkpoint of OUTPUT_DIR, if there is one, instead.
+
+        Returns:
+            results by task and metric, on the main process.
+
+        Raises:
+            WeightsError: there is no checkpoint of this whole detector.
+        """
+        cfg, _ = cls.effective_config(cfg, comm.get_world_size())
+        model = cls.build_model(cfg)
+        checkpointer = AtomicCheckpointer(model, cfg.OUTPUT_DIR)
+        path = cfg.MODEL.WEIGHTS
+        if resume and checkpointer.has_checkpoint():
+            path = checkpointer.get_checkpoint_file()
+        logger.info(str(load_weights(model, path, whole=True)))
+        results = cls.test(cfg, model)
+        if comm.is_main_process():
+            verify_results(cfg, results)
+        return results
+
+    @classmethod
+    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+        folder = os.path.join(cfg.OUTPUT_DIR, "inference")
+        return EVALUATORS[evaluator_type(dataset_name)](cfg, dataset_name, folder)
+
+
+def evaluator_type(name: str) -> str:
+    """The key of `EVALUATORS` for a data set.
+
+    Raises:
+        ValueError: it is not registered, or does not say how it is evaluated.
+    """
+    if name not in DatasetCatalog.list():
+        raise ValueError(f"DATASETS.TEST names {name!r}, which is not a registered data set")
+    kind = MetadataCatalog.get(name).get("evaluator_type")
+    if kind not in EVALUATORS:
+        problem = "has no evaluator_type" if kind is None else f"has evaluator_type {kind!r}"
+        raise ValueError(
+            f"data set {name!r} {problem}, and it must be one of {', '.join(EVALUATORS)}; set "
+            f"MetadataCatalog.get({name!r}).evaluator_type where you register it"
+        )
+    return kind
+
+
+def _check_keypoints(cfg: CfgNode) -> None:
+    keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or COCO_KEYPOINTS
+    if cfg.MODEL.KEYPOINT_ON and sigmas != keypoints:
+        raise ValueError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {keypoints}, so TEST.KEYPOINT_OKS_SIGMAS "
+            f"needs {keypoints} values, not {sigmas}; empty means COCO's {COCO_KEYPOINTS}"
+        )
+
+
+def _check_frozen(cfg: CfgNode) -> None:
+    frozen, norm = cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM
+    if not cfg.MODEL.WEIGHTS and (frozen > 0 or norm == "FrozenBN"):
+        raise ValueError(
+            f"MODEL.WEIGHTS is empty, and a backbone with random weights does not learn with "
+            f"MODEL.BACKBONE.FREEZE_AT {frozen} and MODEL.RESNETS.NORM {norm}; set them to 0 and "
+            "SyncBN"
+        )
