@@ -29,7 +29,7 @@ test: setup  ## Run the tests
 
 lint: setup  ## Check the style with ruff and black
 	@"$(PY)" -m ruff check .
-	@"$(PY)" -m black --check --quiet .
+	@"$(PY)" -m black --check .
 
 lock:  ## Renew requirements.lock from requirements.in (needs uv and an index)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --generate-hashes \

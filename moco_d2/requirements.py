@@ -21,7 +21,9 @@ def check_requirements() -> None:
         ImportError: one line that says what is missing and how to install it.
     """
     if importlib.util.find_spec("torch") is None:
-        raise ImportError(f"moco_d2 needs PyTorch (torch >= 2.3), which is not installed: {_PINNED}.")
+        raise ImportError(
+            f"moco_d2 needs PyTorch (torch >= 2.3), which is not installed: {_PINNED}."
+        )
     spec = importlib.util.find_spec("detectron2")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(
