@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 _DATASETS_ROOT = os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets"))
 _OWN_FOLDER = "name your own folder of images: DATASETS.TRAIN \"('path/to/images',)\""
@@ -171,7 +171,7 @@ def _read_folder(root: str) -> _Source:
     if not files:
         raise FileNotFoundError(
             f"The folder {root!r} holds no image: files must end in "
-            f"{', '.join('.' + e for e in IMAGE_EXTENSIONS)} and may lie in sub-folders."
+            f"{', '.join(IMAGE_EXTENSIONS)} and may lie in sub-folders."
         )
     paths = [os.path.join(root, file) for file in files]
     if not all(os.sep in file for file in files):
@@ -194,7 +194,7 @@ def _image_files(root: str, folder: str = "", above: tuple[str, ...] = ()) -> It
             relative = os.path.join(folder, entry.name)
             if entry.is_dir():
                 yield from _image_files(root, relative, (*above, real))
-            elif entry.name.lower().rpartition(".")[2] in IMAGE_EXTENSIONS:
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS:
                 yield relative
 
 
