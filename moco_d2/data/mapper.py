@@ -27,8 +27,8 @@ class NoReadableImages(RuntimeError):
         reasons = {path: reason for _, path, reason in self.unreadable}
         shown = "; ".join(f"{path} ({reason})" for path, reason in list(reasons.items())[:5])
         return (
-            f"{len(self.unreadable)} images drawn one after the other cannot be read, so there is "
-            f"nothing to train on. Check the data set: {shown}."
+            f"{len(self.unreadable)} draws in a row gave no readable image, so there is nothing to "
+            f"train on. Check the data set: {shown}."
         )
 
 
