@@ -113,7 +113,8 @@ def draw_object_(
     Args:
         image: float32 (H, W, 3).
         class_name: "texture_shape".
-        centre: x and y in pixels, where whole numbers are the centres of pixels.
+        centre: x and y in pixels, where whole numbers are the centres of pixels; the object may
+            leave the image, even wholly.
         radius: in pixels; the shapes fill most of the circle.
         rng: source of all random numbers.
 
@@ -124,7 +125,7 @@ def draw_object_(
     texture, shape = class_name.split("_")
     reach = int(1.35 * radius) + 2
     rows, columns = (
-        slice(max(0, int(at) - reach), min(size, int(at) + reach + 1))
+        slice(*np.clip([int(at) - reach, int(at) + reach + 1], 0, size).tolist())
         for at, size in zip(centre[::-1], image.shape[:2], strict=True)
     )
     x, y = pixel_grid(columns, rows, centre)

@@ -56,7 +56,7 @@ KEYPOINT_CONNECTION_RULES = tuple(
 # it belongs into TEST.KEYPOINT_OKS_SIGMAS.
 KEYPOINT_OKS_SIGMAS = (0.1,) * len(KEYPOINT_NAMES)
 
-# Lengths and half widths in units of the torso's length; see _sample_pose and _figure_parts.
+# Lengths and half widths in units of the torso's length; see sample_pose and _figure_parts.
 _NECK_TO_HEAD, _HEAD_RADIUS = 0.38, 0.27
 _GIRDLE = {"arm": 0.3, "leg": 0.2}  # half the distance of the shoulders, of the hips
 _SEGMENTS = {"arm": (0.52, 0.5), "leg": (0.62, 0.6)}
@@ -106,9 +106,9 @@ def render_figures(number: int, classes: tuple[str, ...], rng: np.random.Generat
     """One or two figures in a cluttered 128 px image, sometimes behind a textured object."""
     image = draw_background(SCENE_SIDE, (8, 35), rng)
     draw_clutter_(image, int(rng.integers(3, 10)), rng)
-    poses = [_sample_pose(rng)]
+    poses = [sample_pose(rng)]
     if rng.random() < 0.4:
-        second = _sample_pose(rng)
+        second = sample_pose(rng)
         gap = math.dist(second.points["pelvis"], poses[0].points["pelvis"])
         if gap > 1.2 * max(second.unit, poses[0].unit):
             poses.append(second)
@@ -126,7 +126,7 @@ def render_figures(number: int, classes: tuple[str, ...], rng: np.random.Generat
         top[window][inside] = _NO_FIGURE
 
     instances = [
-        Instance(0, top // len(PARTS) == i, _keypoints(pose, top - i * len(PARTS)))
+        Instance(0, top // len(PARTS) == i, label_keypoints(pose, top - i * len(PARTS)))
         for i, pose in enumerate(poses)
     ]
     return annotate(finish_image(image, rng), instances)
@@ -158,17 +158,8 @@ def draw_figure_(
     return drawn
 
 
-def mirror_pose(pose: Pose, width: int) -> Pose:
-    """The pose in a mirrored image of this width: x mirrored, left and right swapped."""
-    swap = {"left": "right", "right": "left"}
-    points = {}
-    for name, (x, y) in pose.points.items():
-        side, _, joint = name.partition("_")
-        points[f"{swap[side]}_{joint}" if joint else name] = (width - 1 - x, y)
-    return Pose(pose.unit, points, swap[pose.front])
-
-
-def _sample_pose(rng: np.random.Generator) -> Pose:
+def sample_pose(rng: np.random.Generator) -> Pose:
+    """A random pose, wholly or for the most part inside of the image."""
     unit = rng.uniform(19, 30)
     lean = rng.uniform(-0.35, 0.35)
     up = np.array([math.sin(lean), -math.cos(lean)])
@@ -197,6 +188,27 @@ def _sample_pose(rng: np.random.Generator) -> Pose:
         placed[name] = np.round(placed[name])
     front = "left" if rng.random() < 0.5 else "right"
     return Pose(unit, {name: tuple(point.tolist()) for name, point in placed.items()}, front)
+
+
+def label_keypoints(pose: Pose, top: np.ndarray) -> np.ndarray:
+    """The joints in COCO's form: int64 (9, 3) of x, y, visibility.
+
+    Visibility is 2 where the joint is seen, 1 where something else covers it, and 0, with x and y
+    0, outside of the image.
+
+    Args:
+        pose: where the joints are.
+        top: what is seen at each pixel (H, W): an index into PARTS, any other number where it is
+            nothing of this figure.
+    """
+    height, width = top.shape
+    keypoints = np.zeros((len(KEYPOINT_NAMES), 3), np.int64)
+    for row, name in zip(keypoints, KEYPOINT_NAMES, strict=True):
+        x, y = (int(value) for value in pose.points[name])
+        if 0 <= x < width and 0 <= y < height:
+            seen = 0 <= top[y, x] < len(PARTS) and PARTS[top[y, x]] in _PARTS_OF_JOINT[name]
+            row[:] = x, y, 2 if seen else 1
+    return keypoints
 
 
 def _figure_parts(pose: Pose, x: np.ndarray, y: np.ndarray) -> list[_Part]:
@@ -264,24 +276,3 @@ def _capsule(x, y, start, end, radius: float) -> np.ndarray:
     x, y = x - start[0], y - start[1]
     share = np.clip((x * along_x + y * along_y) / squared_length, 0, 1)
     return np.hypot(x - share * along_x, y - share * along_y) - np.float32(radius)
-
-
-def _keypoints(pose: Pose, top: np.ndarray) -> np.ndarray:
-    """The joints in COCO's form: int64 (9, 3) of x, y, visibility.
-
-    Visibility is 2 where the joint is seen, 1 where something else covers it, and 0, with x and y
-    0, outside of the image.
-
-    Args:
-        pose: where the joints are.
-        top: what is seen at each pixel (H, W): an index into PARTS, any other number where it is
-            nothing of this figure.
-    """
-    height, width = top.shape
-    keypoints = np.zeros((len(KEYPOINT_NAMES), 3), np.int64)
-    for row, name in zip(keypoints, KEYPOINT_NAMES, strict=True):
-        x, y = (int(value) for value in pose.points[name])
-        if 0 <= x < width and 0 <= y < height:
-            seen = 0 <= top[y, x] < len(PARTS) and PARTS[top[y, x]] in _PARTS_OF_JOINT[name]
-            row[:] = x, y, 2 if seen else 1
-    return keypoints

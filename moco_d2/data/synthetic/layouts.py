@@ -13,10 +13,10 @@ from moco_d2.data.synthetic.outlines import mask_to_polygons
 from moco_d2.data.synthetic.pictures import Instance, Picture
 from moco_d2.data.synthetic.sets import DemoSet
 
-# Full colour resolution: the textures are a few pixels fine.
+# VOC wants JPEG. With full colour resolution, since the textures are a few pixels fine.
 _JPEG_SETTINGS = [
     cv2.IMWRITE_JPEG_QUALITY,
-    95,
+    98,
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
     cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
 ]
@@ -58,14 +58,14 @@ class ClassFolders:
     def files(self, demo_set, number):
         folder = self.locations(demo_set)["image_root"]
         class_name = demo_set.classes[self.label(demo_set, number)]
-        return {"image": f"{folder}/{class_name}/{number:06d}.jpg"}
+        return {"image": f"{folder}/{class_name}/{number:06d}.png"}
 
     def label(self, demo_set: DemoSet, number: int) -> int:
         """The class of picture ``number``: classes take turns."""
         return (number - 1) % len(demo_set.classes)
 
     def write(self, root, demo_set, number, picture):
-        _write_jpeg(root / self.files(demo_set, number)["image"], picture.image)
+        _write_image(root / self.files(demo_set, number)["image"], picture.image)
 
     def finish(self, root, demo_set, records):
         """Folders need no index."""
@@ -88,14 +88,14 @@ class Coco:
     def files(self, demo_set, number):
         folders = self.locations(demo_set)
         return {
-            "image": f"{folders['image_root']}/{number:06d}.jpg",
+            "image": f"{folders['image_root']}/{number:06d}.png",
             "semantic": f"{folders['sem_seg_root']}/{number:06d}.png",
         }
 
     def write(self, root, demo_set, number, picture):
         files = self.files(demo_set, number)
-        _write_jpeg(root / files["image"], picture.image)
-        _write_png(root / files["semantic"], picture.semantic)
+        _write_image(root / files["image"], picture.image)
+        _write_image(root / files["semantic"], picture.semantic)
         height, width = picture.image.shape[:2]
         name = Path(files["image"]).name
         image = {"id": number, "file_name": name, "height": height, "width": width}
@@ -133,8 +133,8 @@ class Voc:
 
     def write(self, root, demo_set, number, picture):
         files = self.files(demo_set, number)
-        _write_jpeg(root / files["image"], picture.image)
-        _write_png(root / files["semantic"], picture.semantic)
+        _write_image(root / files["image"], picture.image)
+        _write_image(root / files["semantic"], picture.semantic)
         _write_text(root / files["annotation"], _voc_annotation(demo_set, files, picture))
         return Path(files["image"]).stem
 
@@ -214,13 +214,11 @@ def _add(parent: ET.Element, tag: str, value: Any) -> None:
     ET.SubElement(parent, tag).text = str(value)
 
 
-def _write_jpeg(path: Path, image: np.ndarray) -> None:
-    _, code = cv2.imencode(".jpg", image[..., ::-1], _JPEG_SETTINGS)  # OpenCV takes BGR
-    _write_bytes(path, code.tobytes())
-
-
-def _write_png(path: Path, labels: np.ndarray) -> None:
-    _, code = cv2.imencode(".png", labels)
+def _write_image(path: Path, image: np.ndarray) -> None:
+    """Encode uint8 labels (H, W) or colours (H, W, 3), RGB, as the file's name asks for."""
+    stored = image[..., ::-1] if image.ndim == 3 else image  # OpenCV takes BGR
+    settings = _JPEG_SETTINGS if path.suffix == ".jpg" else []
+    _, code = cv2.imencode(path.suffix, stored, settings)
     _write_bytes(path, code.tobytes())
 
 

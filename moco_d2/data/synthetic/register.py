@@ -28,13 +28,9 @@ def demo_root() -> Path:
 class DemoMetadata(Metadata):
     """Metadata whose paths follow ``$DETECTRON2_DATASETS`` at the time when they are read.
 
-    Args:
-        name: the registered name.
+    Attributes:
         locations: paths relative to :func:`demo_root`, by attribute, e.g. "json_file".
     """
-
-    def __init__(self, name: str, locations: dict[str, str], **values: Any):
-        super().__init__(name=name, locations=locations, **values)
 
     def __getattr__(self, key: str) -> Any:
         locations = self.__dict__.get("locations", {})
@@ -61,7 +57,8 @@ def register_demo_datasets() -> None:
             DatasetCatalog.register(name, partial(_load, name, demo_set, layout_name))
             _, describe = _READERS[type(layout)]
             locations = layout.locations(demo_set)
-            MetadataCatalog[name] = DemoMetadata(name, locations, **describe(demo_set))
+            description = describe(demo_set)
+            MetadataCatalog[name] = DemoMetadata(name=name, locations=locations, **description)
 
 
 def _load(name: str, demo_set: DemoSet, layout_name: str) -> list[dict[str, Any]]:
