@@ -20,7 +20,6 @@ from moco_d2.checkpoint.files import (
 from moco_d2.checkpoint.formats import FORMATS, detect_format, split_tensors
 from moco_d2.checkpoint.verify import (
     Detectron2Features,
-    Mismatch,
     architecture_from,
     compare_tensors,
     is_counter,
@@ -102,8 +101,10 @@ def convert(
 
     reference = entry.network(architecture, convention)
     needed = reference.body.state_dict()
-    mismatch = compare_tensors(needed, parts.backbone)
-    mismatch = Mismatch(mismatch.missing, mismatch.unused + parts.unknown, mismatch.misshaped)
+    mismatch = compare_tensors(
+        {parts.prefix + n: tensor for n, tensor in needed.items()},
+        {n: tensor for n, tensor in file.state.items() if n not in parts.dropped},
+    )
     if mismatch:
         raise CheckError(
             f"{file.name} is not {entry.title} of depth {architecture['depth']} - {mismatch}"

@@ -105,6 +105,8 @@ class _ArrayUnpickler(pickle.Unpickler):
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
         ("collections", "OrderedDict"): OrderedDict,
+        ("builtins", "bytes"): bytes,
+        ("__builtin__", "bytes"): bytes,
         ("numpy.core.multiarray", "_reconstruct"): _FUNCTIONS["_reconstruct"],
         ("numpy._core.multiarray", "_reconstruct"): _FUNCTIONS["_reconstruct"],
         ("numpy.core.numeric", "_frombuffer"): _FUNCTIONS["_frombuffer"],

@@ -81,8 +81,10 @@ FORMATS: dict[str, WeightFormat] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """A file's tensors, told apart. `backbone` has the names of the source's own network."""
+    """A file's tensors, told apart. `backbone` has the names of the source's own network, which
+    are the names in the file without `prefix`."""
 
+    prefix: str
     backbone: dict[str, Tensor]
     dropped: dict[str, str]
     unknown: list[str]
@@ -124,15 +126,15 @@ def split_tensors(name: str, state: Mapping[str, Tensor], encoder: str) -> Parts
         raise WeightsError(f"{entry.title} has no {encoder} encoder to export")
     own = entry.encoders.get(encoder, "")
     others = {prefix: f"{e} encoder" for e, prefix in entry.encoders.items() if e != encoder}
-    parts = Parts({}, {}, [])
+    parts = Parts(own + entry.prefix, {}, {}, [])
     for tensor_name, tensor in state.items():
         inner = tensor_name.removeprefix(own)
         other = next((why for p, why in others.items() if tensor_name.startswith(p)), None)
         why = other or next((w for p, w in entry.dropped.items() if re.fullmatch(p, inner)), None)
         if why is not None:
             parts.dropped[tensor_name] = why
-        elif tensor_name.startswith(own + entry.prefix):
-            parts.backbone[inner.removeprefix(entry.prefix)] = tensor
+        elif tensor_name.startswith(parts.prefix):
+            parts.backbone[tensor_name.removeprefix(parts.prefix)] = tensor
         else:
             parts.unknown.append(tensor_name)
     return parts
