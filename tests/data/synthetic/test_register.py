@@ -135,6 +135,7 @@ def test_both_layouts_say_the_same(rendered, name):
 
 @pytest.mark.parametrize("name", COCO_SETS)
 def test_annotations_are_those_of_the_rendered_picture(rendered, name):
+    metadata = MetadataCatalog.get(f"moco_demo_{name}")
     for record in DatasetCatalog.get(f"moco_demo_{name}"):
         picture = SETS[name].picture(record["image_id"], seed=0)
         labels = detection_utils.read_image(record["sem_seg_file_name"], "L")[..., 0]
@@ -146,6 +147,9 @@ def test_annotations_are_those_of_the_rendered_picture(rendered, name):
             box = BoxMode.convert(written["bbox"], written["bbox_mode"], BoxMode.XYXY_ABS)
             assert tuple(box) == mask_to_box(instance.mask)
             assert written["category_id"] == instance.label
+            (label,) = np.unique(labels[instance.mask])
+            assert metadata.stuff_classes[label] == SETS[name].classes[instance.label]
+            assert metadata.thing_classes[instance.label] == SETS[name].classes[instance.label]
 
 
 @pytest.mark.parametrize("name, scale", [("scenes_train", 1), ("figures_train", 1.5)])
