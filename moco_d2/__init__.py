@@ -5,6 +5,12 @@ from moco_d2.requirements import check_requirements
 check_requirements()
 
 from moco_d2.config import add_moco_config  # noqa: E402
+from moco_d2.data.synthetic import register_demo_datasets  # noqa: E402
+from moco_d2.modeling import fpn as _fpn  # noqa: E402, F401 (registers by import)
+from moco_d2.modeling import moco as _moco  # noqa: E402, F401
+from moco_d2.modeling import roi_heads as _roi_heads  # noqa: E402, F401
+
+register_demo_datasets()
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "add_moco_config"]

@@ -13,6 +13,7 @@ class Stream(IntEnum):
     ORDER = 1  # the order of the samples in an epoch
     VIEW = 2  # the augmentation of one view
     SUBSTITUTE = 3  # which image replaces an unreadable one
+    SHUFFLE = 4  # which BN group a key is encoded in
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:

@@ -1,0 +1,1 @@
+"""Training: trainers, hooks, set-up and what several processes need."""

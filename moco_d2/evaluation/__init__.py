@@ -1,0 +1,1 @@
+"""Measures of features: is what pretraining learned of use?"""

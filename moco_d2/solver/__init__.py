@@ -1,0 +1,1 @@
+"""Optimizers and the rules that scale a recipe."""

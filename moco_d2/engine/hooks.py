@@ -1,0 +1,129 @@
+"""What pretraining adds to every step, one duty per hook."""
+
+import math
+
+from detectron2.engine import HookBase
+from detectron2.utils import comm
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from moco_d2.engine.scalars import ScalarBuffer, log_scalar
+from moco_d2.modeling.batch_norm import average_running_statistics_
+
+
+def _constant(momentum: float, progress: float) -> float:
+    return momentum
+
+
+def _half_cosine(momentum: float, progress: float) -> float:
+    """1 - (1 - m) (1 + cos(pi t / T)) / 2: from m to 1 (MoCo v3, arXiv 2104.02057)."""
+    return 1 - (1 - momentum) * (1 + math.cos(math.pi * progress)) / 2
+
+
+MOMENTUM_SCHEDULES = {"constant": _constant, "cosine": _half_cosine}
+
+
+class KeyEncoderUpdate(HookBase):
+    """Ends each step of a model that has `finish_step`: enqueue, then the key encoder's update.
+
+    Put it before the checkpointer, else a checkpoint holds the key encoder of one step ago.
+    """
+
+    def __init__(self, model: nn.Module, momentum: float, schedule: str = "constant"):
+        """
+        Args:
+            model: MoCo, or DDP around it.
+            momentum: m at the first iteration.
+            schedule: a key of `MOMENTUM_SCHEDULES`.
+        """
+        if schedule not in MOMENTUM_SCHEDULES:
+            raise ValueError(
+                f"MODEL.MOCO.MOMENTUM_SCHEDULE is {schedule!r}; known: {sorted(MOMENTUM_SCHEDULES)}"
+            )
+        self._model = unwrap(model)
+        self._momentum = momentum
+        self._schedule = MOMENTUM_SCHEDULES[schedule]
+
+    def after_step(self):
+        momentum = self._schedule(self._momentum, self.trainer.iter / self.trainer.max_iter)
+        self._model.finish_step(momentum)
+        log_scalar("key_encoder_momentum", momentum)
+
+
+def _is_due(trainer, periods) -> bool:
+    """Whether the iteration that just ended is the last, or a multiple of a period above 0."""
+    done = trainer.iter + 1
+    return done >= trainer.max_iter or any(p > 0 and done % p == 0 for p in periods)
+
+
+class AverageRunningStatistics(HookBase):
+    """Averages BN running statistics over the processes where they are about to be used: before
+    a checkpoint and an evaluation. It must come before the hooks of those."""
+
+    def __init__(self, model: nn.Module, *periods: int):
+        """
+        Args:
+            periods: of checkpoints and evaluations, in iterations; 0: only after the last one.
+        """
+        self._model = model
+        self._periods = periods
+
+    def after_step(self):
+        if _is_due(self.trainer, self._periods):
+            average_running_statistics_(self._model)
+
+
+class ScalarWriter(HookBase):
+    """Moves the scalars that wait on the device to the EventStorage before writers run, and stops
+    every process when a loss was not finite, before that state is saved."""
+
+    def __init__(self, buffer: ScalarBuffer, *periods: int):
+        """
+        Args:
+            periods: of writers and checkpoints, in iterations.
+        """
+        self._buffer = buffer
+        self._periods = periods
+
+    def before_step(self):
+        self._buffer.iteration = self.trainer.iter
+
+    def after_step(self):
+        if _is_due(self.trainer, self._periods):
+            self._flush()
+
+    def after_train(self):
+        if comm.get_world_size() == 1:  # after an error other processes may not take part
+            self._flush()
+
+    def _flush(self):
+        written = self._buffer.flush(self.trainer.storage)
+        for iteration, loss in written.get("total_loss", ()):
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss became {loss} at iteration {iteration}: lower SOLVER.BASE_LR or warm "
+                    "up longer; with float16, try SOLVER.AMP.PRECISION bfloat16"
+                )
+
+
+class UnreadableImagesCheck(HookBase):
+    """Stops the run when too many of the images it has met cannot be read."""
+
+    def __init__(self, counter, batch_size: int, period: int):
+        """
+        Args:
+            counter: `moco_d2.data.build.UnreadableImages` of this process.
+            batch_size: images per step, of all processes.
+        """
+        self._counter = counter
+        self._batch_size = batch_size
+        self._period = period
+
+    def after_step(self):
+        if _is_due(self.trainer, [self._period]):
+            self._counter.check((self.trainer.iter + 1) * self._batch_size)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP, or the model."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

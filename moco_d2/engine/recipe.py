@@ -1,0 +1,190 @@
+"""From a config to the recipe that really runs: batch, iterations, lr, BN groups, device; checked."""
+
+import math
+
+import torch
+from detectron2.config import CfgNode
+from tabulate import tabulate
+
+
+def resolve_device(cfg: CfgNode) -> list[str]:
+    """Set MODEL.DEVICE to what the machine has, in place; returns a note when that changed it."""
+    if cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        cfg.MODEL.DEVICE = "cpu"
+        return ["MODEL.DEVICE cuda -> cpu: no CUDA on this machine"]
+    return []
+
+
+def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[str]:
+    """Refuse a pretraining config that cannot run or cannot learn.
+
+    Args:
+        num_images: size of the data set.
+        world_size: number of processes.
+
+    Returns:
+        warnings about what runs but is known to go wrong.
+
+    Raises:
+        ValueError: one sentence with the value and what to set instead.
+    """
+    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
+    model, moco, warnings = cfg.MODEL, cfg.MODEL.MOCO, []
+    if batch < 1 or batch % world_size:
+        raise ValueError(
+            f"SOLVER.IMS_PER_BATCH {batch} does not divide by {world_size} processes; the nearest "
+            f"that do are {_nearest(batch, world_size)}"
+        )
+    share = batch // world_size
+    if group == 1 or batch == 1:
+        raise ValueError(
+            f"MODEL.BN_GROUP_SIZE {group} with SOLVER.IMS_PER_BATCH {batch} makes BN groups of one "
+            "image, whose statistics are those of the image itself, so that nothing can be "
+            "learned; use groups of at least 8"
+        )
+    if group > 0 and not _tiles(group, share, batch):
+        fitting = [g for g in range(2, batch + 1) if _tiles(g, share, batch)]
+        near = sorted(sorted(fitting, key=lambda g: abs(g - group))[:2])
+        raise ValueError(
+            f"BN groups of {group} images (MODEL.BN_GROUP_SIZE) do not tile a batch of {batch} on "
+            f"{world_size} process(es); the nearest sizes that do are {near}, or 0 for the whole "
+            "batch"
+        )
+    if not model.WEIGHTS:
+        if "FrozenBN" in model.RESNETS.NORM:
+            raise ValueError(
+                "MODEL.RESNETS.NORM FrozenBN without MODEL.WEIGHTS is a network with random "
+                "weights and no normalisation at all, which cannot learn; set it to BN"
+            )
+        if model.BACKBONE.FREEZE_AT > 0:
+            raise ValueError(
+                f"MODEL.BACKBONE.FREEZE_AT {model.BACKBONE.FREEZE_AT} without MODEL.WEIGHTS "
+                "freezes layers at their random initialisation; set it to 0"
+            )
+    if not 0.0 <= moco.MOMENTUM < 1.0:
+        raise ValueError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
+    if moco.TEMPERATURE <= 0:
+        raise ValueError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
+    if "BN" in model.RESNETS.NORM:
+        if not moco.SHUFFLE_BN:
+            warnings.append(
+                "MODEL.MOCO.SHUFFLE_BN is off: BN statistics tell a query which key shares its "
+                "group, and the loss can be solved without learning to see"
+            )
+        elif group in (0, batch):
+            warnings.append(
+                f"one BN group of all {batch} images: queries and keys share their statistics, so "
+                "shuffling hides nothing; use a MODEL.BN_GROUP_SIZE below the batch"
+            )
+    if num_images < moco.QUEUE_SIZE:
+        warnings.append(
+            f"MODEL.MOCO.QUEUE_SIZE {moco.QUEUE_SIZE} exceeds the {num_images} images: the "
+            "dictionary then holds older keys of the query's own image as negatives"
+        )
+    return warnings
+
+
+def _tiles(group: int, share: int, batch: int) -> bool:
+    return batch % group == 0 and (share % group == 0 or group % share == 0)
+
+
+def _nearest(batch: int, world_size: int) -> str:
+    below = batch // world_size * world_size
+    return " and ".join(str(b) for b in (below, below + world_size) if b > 0)
+
+
+def resolve_schedule(cfg: CfgNode, num_images: int) -> list[str]:
+    """Turn epochs into iterations and scale the lr, in place; a resolved config stays as it is.
+
+    Args:
+        num_images: N; an epoch is N / IMS_PER_BATCH iterations, not necessarily a whole number.
+
+    Returns:
+        a note per change.
+    """
+    solver, notes = cfg.SOLVER, []
+    batch = solver.IMS_PER_BATCH
+    if solver.EPOCHS > 0:
+        epochs = solver.EPOCHS
+        solver.MAX_ITER = max(1, epochs * num_images // batch)
+        solver.STEPS = tuple(int(step * num_images // batch) for step in solver.STEPS)
+        notes.append(
+            f"SOLVER.EPOCHS {epochs} x {num_images} images / {batch} -> MAX_ITER "
+            f"{solver.MAX_ITER}, STEPS {solver.STEPS}"
+        )
+        if solver.WARMUP_EPOCHS > 0:
+            solver.WARMUP_ITERS = int(solver.WARMUP_EPOCHS * num_images // batch)
+            notes.append(f"SOLVER.WARMUP_EPOCHS -> WARMUP_ITERS {solver.WARMUP_ITERS}")
+        solver.EPOCHS, solver.WARMUP_EPOCHS = 0, 0.0
+    if solver.SCALE_LR_TO_BATCH:
+        base = solver.BASE_LR
+        solver.BASE_LR = base * batch / solver.REFERENCE_BATCH
+        solver.SCALE_LR_TO_BATCH = False
+        notes.append(
+            f"SOLVER.BASE_LR {base:g} x {batch} / {solver.REFERENCE_BATCH} -> {solver.BASE_LR:g}"
+        )
+    kept = tuple(step for step in solver.STEPS if step < solver.MAX_ITER)
+    if kept != tuple(solver.STEPS):
+        notes.append(f"SOLVER.STEPS {solver.STEPS} -> {kept}: the others lie past the end")
+        solver.STEPS = kept
+    return notes
+
+
+def common_rows(cfg: CfgNode, world_size: int) -> list[tuple[str, str]]:
+    """What every run's table of the effective recipe says."""
+    solver, model, batch = cfg.SOLVER, cfg.MODEL, cfg.SOLVER.IMS_PER_BATCH
+    precision = f"mixed, {solver.AMP.PRECISION}" if solver.AMP.ENABLED else "float32"
+    schedule = solver.LR_SCHEDULER_NAME
+    if schedule == "WarmupMultiStepLR":
+        schedule += f", x{solver.GAMMA:g} at {list(solver.STEPS)}"
+    if solver.WARMUP_ITERS:
+        schedule += f", {solver.WARMUP_ITERS} warm-up iterations"
+    return [
+        ("data", ", ".join(cfg.DATASETS.TRAIN)),
+        ("batch", f"{batch} = {world_size} process(es) x {batch // world_size}"),
+        ("iterations", str(solver.MAX_ITER)),
+        (
+            "lr",
+            f"{solver.BASE_LR:g}, weight decay {solver.WEIGHT_DECAY:g} "
+            f"(norms {solver.WEIGHT_DECAY_NORM:g})",
+        ),
+        ("schedule", schedule),
+        ("backbone", f"{model.BACKBONE.NAME}, depth {model.RESNETS.DEPTH}, {model.RESNETS.NORM}"),
+        ("input", f"{cfg.INPUT.FORMAT}, mean {model.PIXEL_MEAN}, std {model.PIXEL_STD}"),
+        ("weights", model.WEIGHTS or "none: random initialisation"),
+        ("hardware", f"{model.DEVICE}, {precision}"),
+        ("seed", str(cfg.SEED)),
+    ]
+
+
+def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
+    """What the table says of a MoCo run besides."""
+    moco, views, batch = cfg.MODEL.MOCO, cfg.INPUT.VIEWS, cfg.SOLVER.IMS_PER_BATCH
+    group, size = cfg.MODEL.BN_GROUP_SIZE or batch, moco.QUEUE_SIZE
+    return [
+        ("epochs", f"{cfg.SOLVER.MAX_ITER * batch / num_images:.2f} of {num_images} images"),
+        ("optimizer", cfg.SOLVER.OPTIMIZER),
+        ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
+        (
+            "BN groups",
+            f"{batch // group} of {group} images, keys "
+            + ("shuffled" if moco.SHUFFLE_BN else "not shuffled"),
+        ),
+        ("head", f"{moco.HEAD}, {moco.DIM} dimensions"),
+        (
+            "dictionary",
+            f"queue of {size} keys = {size / batch:.1f} steps = {size / num_images:.2f} epochs",
+        ),
+        ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
+        (
+            "loss",
+            f"temperature {moco.TEMPERATURE:g}, chance level log(K + 1) = {math.log(size + 1):.3f}",
+        ),
+    ]
+
+
+def recipe_table(rows: list[tuple[str, str]], notes: list[str]) -> str:
+    """The recipe that runs as text, with a line per automatic choice and warning."""
+    return tabulate(
+        [*rows, *(("note", note) for note in notes)], ("effective recipe", ""), tablefmt="simple"
+    )

@@ -1,0 +1,74 @@
+"""Scalars of a step, kept on the device until they are written: no wait for the GPU per step."""
+
+from collections import defaultdict
+
+import torch
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage, get_event_storage, has_event_storage
+from torch import Tensor
+
+from moco_d2.engine.distributed import all_reduce_mean_
+
+_active: list["ScalarBuffer"] = []
+
+
+class ScalarBuffer:
+    """Collects scalars of several iterations and hands them to detectron2's EventStorage at once.
+
+    While it is active (`with buffer:`), :func:`log_scalar` writes into it.
+    """
+
+    def __init__(self):
+        self._scalars: dict[str, list[tuple[int, Tensor | float]]] = defaultdict(list)
+        self.iteration = 0
+
+    def __enter__(self) -> "ScalarBuffer":
+        _active.append(self)
+        return self
+
+    def __exit__(self, *_) -> None:
+        _active.remove(self)
+
+    def put(self, name: str, value: Tensor | float) -> None:
+        """Keep a scalar of the current iteration; a tensor is not read before :meth:`flush`."""
+        if isinstance(value, Tensor):
+            value = value.detach()
+        self._scalars[name].append((self.iteration, value))
+
+    def flush(self, storage: EventStorage) -> dict[str, list[tuple[int, float]]]:
+        """Average over the processes, and put every value in the storage with its iteration.
+
+        A collective: every process has put the same names equally often.
+
+        Returns:
+            the averaged values by name, as (iteration, value).
+        """
+        names = sorted(self._scalars)
+        entries = [(name, *entry) for name in names for entry in self._scalars[name]]
+        self._scalars.clear()
+        if not entries:
+            return {}
+        device = next((v.device for _, _, v in entries if isinstance(v, Tensor)), "cpu")
+        # Like with like: one copy to the device for Python floats, one reduction for all.
+        values = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=device) for _, _, v in entries]
+        )
+        means = all_reduce_mean_(values).tolist()
+        written = defaultdict(list)
+        for (name, iteration, _), mean in zip(entries, means, strict=True):
+            written[name].append((iteration, mean))
+            if comm.is_main_process():
+                storage.put_scalar(name, mean, cur_iter=iteration)
+        return written
+
+
+def log_scalar(name: str, value: Tensor | float) -> None:
+    """Log a scalar of the current training step.
+
+    Under this project's trainers the value stays on its device until metrics are written; under
+    any other detectron2 trainer it goes to the EventStorage at once; outside training nowhere.
+    """
+    if _active:
+        _active[-1].put(name, value)
+    elif has_event_storage():
+        get_event_storage().put_scalar(name, float(value))

@@ -1,0 +1,355 @@
+"""Trainers: what every run of this project shares, and MoCo pretraining."""
+
+import contextlib
+import functools
+import logging
+import time
+import weakref
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.engine import DefaultTrainer, SimpleTrainer, TrainerBase, hooks
+from detectron2.utils import comm
+from detectron2.utils.env import seed_all_rng
+from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
+from detectron2.utils.logger import setup_logger
+
+from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
+from moco_d2.checkpoint.loading import load_pretraining_weights_
+from moco_d2.data.build import UnreadableImages, build_pretrain_loader
+from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.engine import recipe
+from moco_d2.engine.distributed import create_ddp_model
+from moco_d2.engine.hooks import (
+    AverageRunningStatistics,
+    KeyEncoderUpdate,
+    ScalarWriter,
+    UnreadableImagesCheck,
+    unwrap,
+)
+from moco_d2.engine.scalars import ScalarBuffer
+from moco_d2.evaluation.features import evaluate_knn
+from moco_d2.solver.build import build_pretrain_optimizer
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Step(SimpleTrainer):
+    """One optimizer step: detectron2's, with mixed precision on any device and without reading
+    the loss back from the device every time."""
+
+    def __init__(self, model, optimizer, scalars: ScalarBuffer, precision: torch.dtype | None):
+        super().__init__(model, data_loader=None, optimizer=optimizer)
+        self.scalars = scalars
+        self.device = unwrap(model).device
+        self.precision = precision
+        # bfloat16 has float32's range: only float16 needs its loss scaled.
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=precision == torch.float16 and self.device.type == "cuda"
+        )
+
+    def run_step(self):
+        start = time.perf_counter()
+        data = next(self._data_loader_iter)
+        data_time = time.perf_counter() - start
+        mixed = contextlib.nullcontext()
+        if self.precision is not None:
+            mixed = torch.autocast(self.device.type, self.precision)
+        with mixed:
+            losses = self.model(data)
+        total = sum(losses.values())
+        self.optimizer.zero_grad()
+        self.scaler.scale(total).backward()
+        # Gradient clipping, which sits in the optimizer's step, must see true gradients.
+        self.scaler.unscale_(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        for name, loss in {**losses, "total_loss": total}.items():
+            self.scalars.put(name, loss)
+        self.scalars.put("data_time", data_time)
+
+    def state_dict(self):
+        return {**super().state_dict(), "grad_scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.scaler.load_state_dict(state_dict["grad_scaler"])
+
+
+class BaseTrainer(DefaultTrainer):
+    """detectron2's DefaultTrainer, run on any number of CPU or GPU processes.
+
+    It differs in: DDP on CPU, every process starting from the same parameters and buffers,
+    checkpoints that are complete or not there, metrics read from the device every LOG_PERIOD
+    iterations only, and mixed precision on CPU.
+    """
+
+    def __init__(self, cfg: CfgNode):
+        TrainerBase.__init__(self)  # DefaultTrainer's own __init__ is what this one replaces
+        if not logging.getLogger("detectron2").isEnabledFor(logging.INFO):
+            setup_logger()
+        cfg, _ = self.effective_config(cfg, comm.get_world_size())
+        self.cfg = cfg
+        self.scalars = ScalarBuffer()
+        model = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        amp = cfg.SOLVER.AMP
+        self._trainer = Step(
+            create_ddp_model(model),
+            optimizer,
+            self.scalars,
+            PRECISIONS[amp.PRECISION] if amp.ENABLED else None,
+        )
+        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self.checkpointer = AtomicCheckpointer(
+            model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self), **self.extra_state()
+        )
+        self.start_iter = 0
+        self.max_iter = cfg.SOLVER.MAX_ITER
+        self.register_hooks(self.build_hooks())
+
+    @classmethod
+    def effective_config(cls, cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str]]:
+        """The config that really runs on this hardware, and a note per automatic choice.
+
+        Applied to its own result it changes nothing.
+
+        Raises:
+            ValueError, OSError: one sentence on what cannot run and what to do.
+        """
+        cfg = cfg.clone()
+        cfg.defrost()
+        if cfg.LOG_PERIOD < 1:
+            raise ValueError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
+        notes = recipe.resolve_device(cfg)
+        amp = cfg.SOLVER.AMP
+        if amp.ENABLED and amp.PRECISION not in PRECISIONS:
+            raise ValueError(
+                f"SOLVER.AMP.PRECISION is {amp.PRECISION!r}; known: {', '.join(sorted(PRECISIONS))}"
+            )
+        if amp.ENABLED and amp.PRECISION == "float16" and cfg.MODEL.DEVICE == "cpu":
+            amp.PRECISION = "bfloat16"
+            notes.append("SOLVER.AMP.PRECISION float16 -> bfloat16: a CPU has no float16 training")
+        cfg.freeze()
+        return cfg, notes
+
+    @classmethod
+    def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:
+        """The effective recipe as a table; `cfg` and `notes` are :meth:`effective_config`'s."""
+        return recipe.recipe_table(recipe.common_rows(cfg, world_size), notes)
+
+    def extra_state(self) -> dict:
+        """Further objects with `state_dict` that checkpoints hold, by name."""
+        return {}
+
+    def train(self):
+        if self.data_loader is None:
+            self.data_loader = self.build_train_loader(self.cfg)
+        with self.scalars:
+            return super().train()
+
+    def build_hooks(self):
+        """IterationTimer, LRScheduler, this project's, PreciseBN, checkpointer, evaluation, writers."""
+        cfg = self.cfg
+        result = [
+            hooks.IterationTimer(),
+            hooks.LRScheduler(),
+            *self.step_hooks(),
+            ScalarWriter(self.scalars, cfg.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD),
+        ]
+        if comm.is_main_process():
+            result.append(
+                hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD)
+            )
+        result.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
+        if comm.is_main_process():
+            result.append(hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG_PERIOD))
+        return result
+
+    def step_hooks(self) -> list:
+        """Hooks that run after each step, before it is checkpointed."""
+        return []
+
+    def _evaluate(self):
+        self._last_eval_results = self.test(self.cfg, self.model)
+        return self._last_eval_results
+
+    def build_writers(self):
+        window, output = self.cfg.LOG_PERIOD, self.cfg.OUTPUT_DIR
+        return [
+            CommonMetricPrinter(self.max_iter, window_size=window),
+            JSONWriter(f"{output}/metrics.json", window_size=window),
+            TensorboardXWriter(output, window_size=window),
+        ]
+
+
+@functools.lru_cache(maxsize=4)
+def training_images(names: tuple[str, ...]) -> ImageIndex:
+    """The index of DATASETS.TRAIN, read once per process."""
+    return load_image_index(names)
+
+
+class RunIdentity:
+    """What a checkpoint records of its run: enough to export it, and to refuse a resume that would
+    silently become another run."""
+
+    def __init__(self, cfg: CfgNode, num_images: int):
+        resnets, model = cfg.MODEL.RESNETS, cfg.MODEL
+        self._values = {
+            "meta_architecture": model.META_ARCHITECTURE,
+            "input": {
+                "format": cfg.INPUT.FORMAT,
+                "pixel_mean": list(model.PIXEL_MEAN),
+                "pixel_std": list(model.PIXEL_STD),
+                "stride_in_1x1": resnets.STRIDE_IN_1X1,
+            },
+            "backbone": {
+                "name": model.BACKBONE.NAME,
+                "depth": resnets.DEPTH,
+                "num_groups": resnets.NUM_GROUPS,
+                "width_per_group": resnets.WIDTH_PER_GROUP,
+                "res2_out_channels": resnets.RES2_OUT_CHANNELS,
+                "stem_out_channels": resnets.STEM_OUT_CHANNELS,
+                "norm": resnets.NORM,
+                "out_features": list(resnets.OUT_FEATURES),
+            },
+            "dim": model.MOCO.DIM,
+            "head": model.MOCO.HEAD,
+            "seed": cfg.SEED,
+            "num_images": num_images,
+            "batch": cfg.SOLVER.IMS_PER_BATCH,
+            "epochs": cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / num_images,
+        }
+
+    def state_dict(self) -> dict:
+        return self._values
+
+    def load_state_dict(self, saved: dict) -> None:
+        for name, option in (
+            ("seed", "SEED"),
+            ("num_images", "the size of DATASETS.TRAIN"),
+            ("batch", "SOLVER.IMS_PER_BATCH"),
+        ):
+            if saved[name] != self._values[name]:
+                raise ValueError(
+                    f"cannot resume: {option} is {self._values[name]} and was {saved[name]} in the "
+                    "checkpoint, so the run would not go on with the same images; restore it, or "
+                    "start a new run in another OUTPUT_DIR from MODEL.WEIGHTS"
+                )
+
+
+class PretrainTrainer(BaseTrainer):
+    """Pretrains a MoCo meta-architecture. Evaluation is kNN classification of its features."""
+
+    def __init__(self, cfg: CfgNode):
+        self.num_images = len(training_images(tuple(cfg.DATASETS.TRAIN)))
+        self._unreadable = UnreadableImages(self.num_images)
+        super().__init__(cfg)
+
+    @classmethod
+    def effective_config(cls, cfg, world_size):
+        index = training_images(tuple(cfg.DATASETS.TRAIN))
+        cfg, notes = super().effective_config(cfg, world_size)
+        cfg.defrost()
+        warnings = recipe.check_pretraining(cfg, len(index), world_size)
+        notes += recipe.resolve_schedule(cfg, len(index))
+        if cfg.TEST.PRECISE_BN.ENABLED:
+            cfg.TEST.PRECISE_BN.ENABLED = False
+            notes.append(
+                "TEST.PRECISE_BN.ENABLED True -> False: it runs training forwards, which would "
+                "enqueue keys"
+            )
+        if cfg.SEED < 0:
+            cfg.SEED = comm.shared_random_seed() % 2**31
+            notes.append(f"SEED -> {cfg.SEED}, drawn at random")
+        cfg.freeze()
+        return cfg, notes + [f"WARNING: {warning}" for warning in warnings]
+
+    @classmethod
+    def describe(cls, cfg, world_size, notes):
+        num_images = len(training_images(tuple(cfg.DATASETS.TRAIN)))
+        rows = recipe.common_rows(cfg, world_size) + recipe.pretrain_rows(cfg, num_images)
+        return recipe.recipe_table(rows, notes)
+
+    @classmethod
+    def build_model(cls, cfg):
+        seed_all_rng(cfg.SEED)  # the same initial weights on every process
+        return super().build_model(cfg)
+
+    @classmethod
+    def build_optimizer(cls, cfg, model):
+        return build_pretrain_optimizer(cfg, model)
+
+    @classmethod
+    def build_train_loader(cls, cfg, start_iter: int = 0):
+        views = cfg.INPUT.VIEWS
+        return build_pretrain_loader(
+            training_images(tuple(cfg.DATASETS.TRAIN)),
+            batch_size=cfg.SOLVER.IMS_PER_BATCH,
+            size=views.SIZE,
+            query=views.QUERY,
+            key=views.KEY,
+            seed=cfg.SEED,
+            start_iter=start_iter,
+            num_iters=cfg.SOLVER.MAX_ITER - start_iter,
+            rank=comm.get_rank(),
+            world_size=comm.get_world_size(),
+            num_workers=cfg.DATALOADER.NUM_WORKERS,
+            pixel_mean=cfg.MODEL.PIXEL_MEAN,
+            format=cfg.INPUT.FORMAT,
+        )
+
+    def extra_state(self):
+        return {"recipe": RunIdentity(self.cfg, self.num_images)}
+
+    def step_hooks(self):
+        cfg, moco = self.cfg, self.cfg.MODEL.MOCO
+        return [
+            KeyEncoderUpdate(self.model, moco.MOMENTUM, moco.MOMENTUM_SCHEDULE),
+            UnreadableImagesCheck(self._unreadable, cfg.SOLVER.IMS_PER_BATCH, cfg.LOG_PERIOD),
+            AverageRunningStatistics(
+                self.model, cfg.SOLVER.CHECKPOINT_PERIOD, cfg.TEST.EVAL_PERIOD
+            ),
+        ]
+
+    def resume_or_load(self, resume: bool = True):
+        """Go on from the last checkpoint of OUTPUT_DIR; without one, start from MODEL.WEIGHTS: a
+        MoCo checkpoint (all of it) or a backbone's weights (both encoders)."""
+        if resume and self.checkpointer.has_checkpoint():
+            super().resume_or_load(resume=True)
+        elif self.cfg.MODEL.WEIGHTS:
+            logger.info(str(load_pretraining_weights_(self.model, self.cfg.MODEL.WEIGHTS)))
+
+    def train(self):
+        loader = self.build_train_loader(self.cfg, self.start_iter)
+        self.data_loader = self._count_unreadable(loader)
+        return super().train()
+
+    def _count_unreadable(self, loader):
+        for batch in loader:
+            self._unreadable.update(batch.pop("unreadable"))
+            yield batch
+
+    @classmethod
+    def eval_only(cls, cfg: CfgNode, resume: bool = False) -> dict:
+        """kNN accuracy of MODEL.WEIGHTS, or of a random network when that is empty.
+
+        Args:
+            resume: evaluate the last checkpoint of OUTPUT_DIR, if there is one, instead.
+        """
+        cfg, _ = cls.effective_config(cfg, comm.get_world_size())
+        model = cls.build_model(cfg)
+        checkpointer = AtomicCheckpointer(model, cfg.OUTPUT_DIR)
+        path = cfg.MODEL.WEIGHTS
+        if resume and checkpointer.has_checkpoint():
+            path = checkpointer.get_checkpoint_file()
+        if path:
+            logger.info(str(load_pretraining_weights_(model, path)))
+        return cls.test(cfg, model)
+
+    @classmethod
+    def test(cls, cfg, model, evaluators=None):
+        """kNN accuracy on DATASETS.TEST; see :func:`moco_d2.evaluation.features.evaluate_knn`."""
+        return evaluate_knn(cfg, unwrap(model))

@@ -1,0 +1,114 @@
+"""kNN accuracy of a model's features on labelled image sets, extracted by all processes."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.utils import comm
+from torch import Tensor, nn
+
+from moco_d2.data.build import build_eval_loader
+from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.evaluation.knn import accuracy, knn_predict
+
+logger = logging.getLogger(__name__)
+
+_MAX_BATCH = 256
+
+
+@torch.no_grad()
+def extract_features(
+    model: Callable[[dict], Tensor], cfg: CfgNode, index: ImageIndex, indices: np.ndarray
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of images, on the CPU of every process. A collective.
+
+    Args:
+        model: maps `{"image": uint8 (n, 3, H, W)}` to (n, C); in eval mode.
+        indices: int64 (M,) into the index, the same on every process.
+
+    Returns:
+        float32 (M, C) and int64 (M,), in the order of `indices`.
+    """
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    loader = build_eval_loader(
+        index,
+        size=cfg.INPUT.VIEWS.SIZE,
+        batch_size=min(_MAX_BATCH, max(1, cfg.SOLVER.IMS_PER_BATCH // world_size)),
+        indices=indices[rank::world_size],
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        pixel_mean=cfg.MODEL.PIXEL_MEAN,
+        format=cfg.INPUT.FORMAT,
+    )
+    features, labels = [], []
+    for batch in loader:
+        features.append(model(batch).float().cpu())
+        labels.append(batch["label"])
+    mine = (torch.cat(features), torch.cat(labels)) if features else None
+    parts = comm.all_gather((rank, mine))
+    width = next(part[0].shape[1] for _, part in parts if part is not None)
+    all_features, all_labels = torch.empty(len(indices), width), torch.empty(len(indices)).long()
+    for r, part in parts:
+        if part is not None:
+            all_features[r::world_size], all_labels[r::world_size] = part
+    return all_features, all_labels
+
+
+def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
+    """kNN accuracy of the features on every set of DATASETS.TEST. A collective.
+
+    Args:
+        model: eval forward returns L2-normalised features (N, C), as MoCo's does.
+
+    Returns:
+        `{"knn": {"top1": percent, "top5": percent}}`, by data set when there are several.
+    """
+    was_training = model.training
+    model.eval()
+    knn, bank = cfg.TEST.KNN, None
+    try:
+        if knn.BANK:
+            bank_index = _labelled_index(knn.BANK)
+            bank = extract_features(model, cfg, bank_index, _spread(len(bank_index), knn.BANK_SIZE))
+        results = OrderedDict()
+        for name in cfg.DATASETS.TEST:
+            index = _labelled_index(name)
+            if bank is not None and index.classes != bank_index.classes:
+                raise ValueError(
+                    f"kNN cannot compare {name} with the bank {knn.BANK}: their classes differ "
+                    f"({len(index.classes)} and {len(bank_index.classes)})"
+                )
+            queries, labels = extract_features(model, cfg, index, np.arange(len(index)))
+            ranked = knn_predict(
+                *(bank or (queries, labels)),
+                queries,
+                k=knn.K,
+                temperature=knn.TEMPERATURE,
+                num_classes=len(index.classes),
+                own_index=None if bank else torch.arange(len(queries)),
+            )
+            top = {f"top{t}": accuracy(ranked, labels, t) for t in (1, 5)}
+            logger.info(f"kNN on {name}: top-1 {top['top1']:.2f} %, top-5 {top['top5']:.2f} %")
+            results[name] = {"knn": top}
+    finally:
+        model.train(was_training)
+    return next(iter(results.values())) if len(results) == 1 else results
+
+
+def _labelled_index(name: str) -> ImageIndex:
+    index = load_image_index([name])
+    if not index.classes or (index.labels < 0).any():
+        raise ValueError(
+            f"{name} has images without a class label, which kNN needs: put the images into one "
+            "folder per class, or name another set in DATASETS.TEST and TEST.KNN.BANK"
+        )
+    return index
+
+
+def _spread(total: int, limit: int) -> np.ndarray:
+    """At most `limit` of `total` numbers, evenly spaced; all for 0."""
+    if limit <= 0 or limit >= total:
+        return np.arange(total)
+    return np.arange(limit) * total // limit

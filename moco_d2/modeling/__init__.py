@@ -1,0 +1,1 @@
+"""MoCo and its parts as detectron2 modules."""

@@ -1,0 +1,65 @@
+"""Encoder = detectron2 backbone + global average pooling + projection head."""
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.modeling import Backbone, build_backbone
+from torch import Tensor, nn
+
+from moco_d2.modeling.batch_norm import BatchNormGroups, group_batch_norms_
+from moco_d2.modeling.heads import build_projection_head
+
+
+class Encoder(nn.Module):
+    """Maps images to representations, with BN statistics per group of images."""
+
+    def __init__(self, backbone: Backbone, feature: str, head: nn.Module, groups: BatchNormGroups):
+        """
+        Args:
+            backbone: any detectron2 backbone that returns `feature`. Its batch norms are made
+                grouped ones in place.
+            feature: name of the feature map that is pooled, e.g. "res5".
+            head: (N, channels of the feature) -> (N, C).
+            groups: which images share statistics.
+        """
+        super().__init__()
+        self.backbone = group_batch_norms_(backbone, groups)
+        self.feature = feature
+        self.head = head
+        self.groups = groups
+        if groups.channels_last:
+            self.to(memory_format=torch.channels_last)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled backbone features.
+
+        Args:
+            images: float (N, 3, H, W), normalised.
+
+        Returns:
+            (N, channels of the feature), in the order of the images.
+        """
+        order = None
+        if self.training:
+            order = self.groups.memory_order(len(images), images.device)
+        if order is not None:
+            images = images[order]
+        if self.groups.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        pooled = self.backbone(images)[self.feature].mean(dim=(2, 3))  # (N, C, H, W) -> (N, C)
+        return pooled if order is None else pooled[order.argsort()]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float (N, 3, H, W), normalised -> (N, C)."""
+        return self.head(self.features(images))
+
+
+def build_encoder(cfg: CfgNode) -> Encoder:
+    """Build the encoder that a config describes, around `MODEL.BACKBONE.NAME`."""
+    backbone = build_backbone(cfg)
+    feature = list(backbone.output_shape())[-1]
+    moco = cfg.MODEL.MOCO
+    head = build_projection_head(
+        moco.HEAD, backbone.output_shape()[feature].channels, moco.MLP_DIM, moco.DIM
+    )
+    groups = BatchNormGroups(cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST)
+    return Encoder(backbone, feature, head, groups)

@@ -1,0 +1,185 @@
+"""Momentum Contrast, v1 and v2 (arXiv 1911.05722, 2003.04297): Algorithm 1 as a meta-architecture."""
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from detectron2.config import configurable
+from detectron2.modeling import META_ARCH_REGISTRY
+from detectron2.utils import comm
+from torch import Tensor, nn
+
+from moco_d2.engine.scalars import log_scalar
+from moco_d2.modeling.dictionary import KeyQueue
+from moco_d2.modeling.encoder import Encoder, build_encoder
+from moco_d2.modeling.loss import info_nce
+from moco_d2.modeling.shuffle import gather_keys, shuffle_images, shuffle_permutation
+
+
+@META_ARCH_REGISTRY.register()
+class MoCo(nn.Module):
+    """Queries against keys of a slowly moving encoder and a queue of earlier keys.
+
+    A training step is: `forward` and `backward` -> optimizer step -> :meth:`finish_step`.
+    """
+
+    @configurable
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        dictionary: KeyQueue,
+        temperature: float,
+        shuffle: bool,
+        seed: int,
+        pixel_mean: list[float],
+        pixel_std: list[float],
+    ):
+        """
+        Args:
+            encoder: the query encoder; the key encoder starts as its copy.
+            dictionary: where the negatives come from.
+            temperature: tau of the loss.
+            shuffle: encode keys in BN groups drawn at random from the whole batch (Sec. 3.3).
+            seed: of the shuffle permutations.
+            pixel_mean, pixel_std: per channel, on the 0-255 scale.
+        """
+        super().__init__()
+        self.encoder_q = encoder
+        self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
+        self.dictionary = dictionary
+        self.temperature = temperature
+        self.shuffle = shuffle
+        self.seed = seed
+        self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), False)
+        self.register_buffer("pixel_std", torch.tensor(pixel_std).view(-1, 1, 1), False)
+        self._step_keys: Tensor | None = None
+        self._steps_seen = 0
+
+    @classmethod
+    def from_config(cls, cfg):
+        moco, seed = cfg.MODEL.MOCO, max(cfg.SEED, 0)
+        return {
+            "encoder": build_encoder(cfg),
+            "dictionary": KeyQueue(moco.QUEUE_SIZE, moco.DIM, seed),
+            "temperature": moco.TEMPERATURE,
+            "shuffle": moco.SHUFFLE_BN,
+            "seed": seed,
+            "pixel_mean": cfg.MODEL.PIXEL_MEAN,
+            "pixel_std": cfg.MODEL.PIXEL_STD,
+        }
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixel_mean.device
+
+    def forward(self, batch: dict | list[dict]) -> dict[str, Tensor] | Tensor:
+        """Loss of a step in training; L2-normalised backbone features in evaluation.
+
+        Args:
+            batch: in training `{"views": [uint8 (N, C, H, W), uint8 (N, C, H, W)], "position":
+                int64 (N,)}`, query's view first, N images of this process, the same N on each;
+                `position` counts the images of the whole run and keys the shuffle (without it
+                the steps are counted). In evaluation `{"image": uint8 (N, C, H, W)}`. Either also
+                as detectron2's list of one dict per image.
+
+        Returns:
+            `{"loss_contrastive": scalar}`, or float (N, features).
+        """
+        if isinstance(batch, list):
+            batch = _collate(batch)
+        if not self.training:
+            features = self.encoder_q.features(self.normalise(batch["image"]))
+            return F.normalize(features.float(), dim=1)
+
+        view_q, view_k = (view.to(self.device, non_blocking=True) for view in batch["views"])
+        q = F.normalize(_full_precision(self.encoder_q(self.normalise(view_q))), dim=1)  # (N, C)
+        keys = self.encode_keys(view_k, self._iteration(batch))  # (B, C), of all processes
+        first = comm.get_rank() * len(q)
+        k = keys[first : first + len(q)]
+        loss, rank = info_nce(q, k, self.dictionary.keys, self.temperature)
+
+        self._step_keys = keys
+        log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
+        log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)
+        log_scalar("[metric]chance_level", math.log(len(self.dictionary.keys) + 1))
+        return {"loss_contrastive": loss}
+
+    @torch.no_grad()
+    def encode_keys(self, images: Tensor, iteration: int) -> Tensor:
+        """Keys of the whole batch, encoded in shuffled BN groups.
+
+        Args:
+            images: uint8 (N, C, H, W) of this process.
+            iteration: keys the permutation; the same on every process.
+
+        Returns:
+            (B, C) L2-normalised keys of all processes in the order of position.
+        """
+        permutation = None
+        if self.shuffle:
+            batch_size = comm.get_world_size() * len(images)
+            permutation = shuffle_permutation(batch_size, self.seed, iteration)
+            images = shuffle_images(images, permutation)
+        k = F.normalize(_full_precision(self.encoder_k(self.normalise(images))), dim=1)
+        return gather_keys(k, permutation)
+
+    @torch.no_grad()
+    def finish_step(self, momentum: float) -> None:
+        """What follows the optimizer's step: enqueue the step's keys, then move the key encoder.
+
+        Args:
+            momentum: m of :meth:`update_key_encoder`.
+        """
+        if self._step_keys is None:
+            raise RuntimeError("MoCo.finish_step was called without a training forward before it")
+        self.dictionary.enqueue_(self._step_keys)
+        self._step_keys = None
+        self.update_key_encoder(momentum)
+
+    @torch.no_grad()
+    def update_key_encoder(self, momentum: float) -> None:
+        """theta_k <- m theta_k + (1 - m) theta_q (Eq. 2). Parameters only: each encoder's running
+        statistics are its own."""
+        torch._foreach_lerp_(
+            list(self.encoder_k.parameters()), list(self.encoder_q.parameters()), 1 - momentum
+        )
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (N, C, H, W) -> float, (x - mean) / std per channel, on this model's device."""
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(
+                f"MoCo takes images as uint8 (N, C, H, W); got {images.dtype} {tuple(images.shape)}"
+            )
+        return (images.to(self.device, non_blocking=True) - self.pixel_mean) / self.pixel_std
+
+    def _iteration(self, batch: dict) -> int:
+        if self._step_keys is not None:
+            raise RuntimeError(
+                "two training forwards without MoCo.finish_step between them: keys would be lost "
+                "and the key encoder never move. Train with moco_d2.engine.trainer.PretrainTrainer, "
+                "or register moco_d2.engine.hooks.KeyEncoderUpdate with your trainer"
+            )
+        self._steps_seen += 1
+        if "position" not in batch:
+            return self._steps_seen
+        position = batch["position"]
+        return int(position[0]) // (comm.get_world_size() * len(position))
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    """Half precision -> float32; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _collate(samples: list[dict]) -> dict:
+    """detectron2's list of dicts -> one dict of tensors."""
+    if "views" in samples[0]:
+        batch = {
+            "views": [torch.stack(v) for v in zip(*(s["views"] for s in samples), strict=True)]
+        }
+        if "position" in samples[0]:
+            batch["position"] = torch.as_tensor([int(s["position"]) for s in samples])
+        return batch
+    return {"image": torch.stack([s["image"] for s in samples])}

@@ -1,0 +1,161 @@
+"""Grouped BN against float64 NumPy, in one process and synchronised over two."""
+
+import numpy as np
+import pytest
+import torch
+from support import run_processes
+from torch import nn
+
+from moco_d2.modeling.batch_norm import (
+    BatchNormGroups,
+    GroupedBatchNorm2d,
+    average_running_statistics_,
+    group_batch_norms_,
+)
+
+EPS, MOMENTUM = 1e-5, 0.1
+
+
+def reference(x, weight, bias, grad_y, group):
+    """Forward, gradients and running statistics per group of consecutive images, in float64.
+
+    Ioffe and Szegedy, arXiv 1502.03167, Algorithm 1 and its derivatives.
+    """
+    y, grad_x = np.empty_like(x), np.empty_like(x)
+    grad_w, grad_b, means, variances = 0, 0, [], []
+    w, b = weight[None, :, None, None], bias[None, :, None, None]
+    for start in range(0, len(x), group):
+        part, g = x[start : start + group], grad_y[start : start + group]
+        axes = (0, 2, 3)
+        mean, var = part.mean(axes, keepdims=True), part.var(axes, keepdims=True)
+        hat = (part - mean) / np.sqrt(var + EPS)
+        y[start : start + group] = hat * w + b
+        grad_w, grad_b = grad_w + (g * hat).sum(axes), grad_b + g.sum(axes)
+        grad_x[start : start + group] = (w / np.sqrt(var + EPS)) * (
+            g - g.mean(axes, keepdims=True) - hat * (g * hat).mean(axes, keepdims=True)
+        )
+        count = part.size // part.shape[1]
+        means.append(mean.ravel())
+        variances.append(var.ravel() * count / (count - 1))
+    running_mean = MOMENTUM * np.mean(means, 0)
+    running_var = (1 - MOMENTUM) + MOMENTUM * np.mean(variances, 0)
+    return y, grad_x, grad_w, grad_b, running_mean, running_var
+
+
+def make_case(n, c=5, size=4, seed=0):
+    rng = np.random.default_rng(seed)
+    # A large mean: naive E[x^2] - E[x]^2 would lose digits.
+    x = rng.standard_normal((n, c, size, size)) * rng.uniform(0.5, 3, (n, 1, 1, 1)) + 30
+    return x, rng.uniform(0.5, 2, c), rng.standard_normal(c), rng.standard_normal(x.shape)
+
+
+def make_norm(weight, bias, groups):
+    norm = nn.Sequential(nn.BatchNorm2d(len(weight), eps=EPS, momentum=MOMENTUM)).double()
+    group_batch_norms_(norm, groups)
+    norm[0].weight.data.copy_(torch.from_numpy(weight))
+    norm[0].bias.data.copy_(torch.from_numpy(bias))
+    return norm[0]
+
+
+def apply_norm(norm, x, grad_y):
+    """Run in the order the encoder uses, and return results in the order of the images."""
+    order = norm.groups.memory_order(len(x), torch.device("cpu"))
+    order = torch.arange(len(x)) if order is None else order
+    x = torch.from_numpy(x).requires_grad_()
+    laid_out = x[order]
+    if norm.groups.channels_last:
+        laid_out = laid_out.contiguous(memory_format=torch.channels_last)
+    y = norm(laid_out)[order.argsort()]
+    y.backward(torch.from_numpy(grad_y))
+    return y.detach().numpy(), x.grad.numpy()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("n", "group"), [(12, 4), (12, 3), (12, 2), (12, 12), (12, 0)])
+def test_one_process_equals_the_reference(n, group, channels_last):
+    x, weight, bias, grad_y = make_case(n)
+    norm = make_norm(weight, bias, BatchNormGroups(group, channels_last))
+    y, grad_x = apply_norm(norm, x, grad_y)
+    expected = reference(x, weight, bias, grad_y, group or n)
+    got = (
+        y,
+        grad_x,
+        norm.weight.grad.numpy(),
+        norm.bias.grad.numpy(),
+        norm.running_mean.numpy(),
+        norm.running_var.numpy(),
+    )
+    for value, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-9)
+    assert int(norm.num_batches_tracked) == 1
+
+
+def _two_process_norm(group, n, folder):
+    from detectron2.utils import comm
+
+    rank = comm.get_rank()
+    x, weight, bias, grad_y = make_case(n)
+    mine = slice(rank * n // 2, (rank + 1) * n // 2)
+    norm = make_norm(weight, bias, BatchNormGroups(group))
+    y, grad_x = apply_norm(norm, x[mine], grad_y[mine])
+    average_running_statistics_(norm)
+    np.savez(
+        f"{folder}/{rank}.npz",
+        y=y,
+        grad_x=grad_x,
+        grad_w=norm.weight.grad,
+        grad_b=norm.bias.grad,
+        running_mean=norm.running_mean,
+        running_var=norm.running_var,
+    )
+
+
+@pytest.mark.parametrize("group", [12, 0, 3])
+def test_two_processes_equal_the_reference(group, tmp_path):
+    """A group that spans both processes (12, and 0 for all), and groups inside each."""
+    n = 12
+    run_processes(_two_process_norm, 2, group, n, str(tmp_path))
+    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in (0, 1)]
+    y, grad_x, grad_w, grad_b, running_mean, running_var = reference(*make_case(n), group or n)
+    np.testing.assert_allclose(np.concatenate([r["y"] for r in ranks]), y, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        np.concatenate([r["grad_x"] for r in ranks]), grad_x, rtol=1e-6, atol=1e-9
+    )
+    # Parameters' gradients are each process's part, which DDP adds up.
+    np.testing.assert_allclose(sum(r["grad_w"] for r in ranks), grad_w, rtol=1e-6)
+    np.testing.assert_allclose(sum(r["grad_b"] for r in ranks), grad_b, rtol=1e-6)
+    for r in ranks:
+        np.testing.assert_allclose(r["running_mean"], running_mean, rtol=1e-6)
+        np.testing.assert_allclose(r["running_var"], running_var, rtol=1e-6)
+
+
+def test_evaluation_uses_running_statistics_as_torch_does():
+    x, weight, bias, grad_y = make_case(8)
+    norm = make_norm(weight, bias, BatchNormGroups(4))
+    apply_norm(norm, x, grad_y)
+    norm.eval()
+    plain = nn.BatchNorm2d(5).double().eval()
+    plain.load_state_dict(norm.state_dict())
+    assert torch.equal(norm(torch.from_numpy(x)), plain(torch.from_numpy(x)))
+
+
+@pytest.mark.parametrize("make", [nn.SyncBatchNorm, "naive"])
+def test_a_synchronised_norm_is_refused(make):
+    from detectron2.layers import NaiveSyncBatchNorm
+
+    module = nn.Sequential((NaiveSyncBatchNorm if make == "naive" else make)(4))
+    with pytest.raises(ValueError, match="MODEL.BN_GROUP_SIZE"):
+        group_batch_norms_(module, BatchNormGroups(2))
+
+
+def test_groups_that_do_not_tile_are_refused():
+    with pytest.raises(ValueError, match="BN groups of 5 images do not tile"):
+        BatchNormGroups(5).split(12)
+    with pytest.raises(ValueError, match="at least two images"):
+        BatchNormGroups(1)
+
+
+def test_state_dict_is_that_of_torch():
+    norm = make_norm(np.ones(5), np.zeros(5), BatchNormGroups(2))
+    assert isinstance(norm, GroupedBatchNorm2d)
+    assert list(norm.state_dict()) == list(nn.BatchNorm2d(5).state_dict())

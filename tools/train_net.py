@@ -1,0 +1,30 @@
+#!/usr/bin/env python
+"""Train or evaluate: MoCo pretraining, and detectron2's models on exported weights.
+
+Pretrain on ImageNet with 8 GPUs, then on your own folder of images with one:
+
+    tools/train_net.py --config configs/moco_pretrain.yaml --num-gpus 8
+    tools/train_net.py --config configs/moco_pretrain.yaml DATASETS.TRAIN "('path/to/images',)"
+
+Fine-tune Faster R-CNN on VOC from an exported backbone, and evaluate a finished run:
+
+    tools/train_net.py --config configs/transfer/voc_0712_R50_C4_24k.yaml --num-gpus 8 \\
+        MODEL.WEIGHTS moco_r50.pkl OUTPUT_DIR output/voc
+    tools/train_net.py --config configs/transfer/voc_0712_R50_C4_24k.yaml --eval-only \\
+        MODEL.WEIGHTS output/voc/model_final.pth
+
+Go on with a run that was stopped: the same command with --resume. On a machine without a GPU,
+--num-gpus counts processes.
+"""
+
+import sys
+
+from moco_d2.engine.setup import run
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run(argv, epilog=__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
