@@ -7,7 +7,11 @@ from moco_d2.checkpoint.convention import (
 )
 from moco_d2.checkpoint.conversion import ConversionReport, convert
 from moco_d2.checkpoint.files import CheckError, WeightsError
-from moco_d2.checkpoint.loading import LoadReport, load_weights
+from moco_d2.checkpoint.loading import (
+    LoadReport,
+    load_detector_weights_,
+    load_pretraining_weights_,
+)
 
 __all__ = [
     "CheckError",
@@ -17,6 +21,7 @@ __all__ = [
     "apply_input_convention",
     "convention_of",
     "convert",
-    "load_weights",
+    "load_detector_weights_",
+    "load_pretraining_weights_",
     "read_input_convention",
 ]

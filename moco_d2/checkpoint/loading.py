@@ -1,4 +1,4 @@
-"""Loading weights into a detector: all of the backbone, or all of the detector, or an error."""
+"""Loading weights into a model: all of its backbone, or all of the model, or an error."""
 
 import re
 from collections import Counter
@@ -14,6 +14,7 @@ from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 # Where detectors keep a ResNet: what comes before its names, the first that a detector has. A C4
 # detector keeps its last stage, without the extra norm, in the RoI heads.
 BODIES = (r"backbone\.bottom_up\.", r"backbone\.")
+ENCODER = r"encoder_[qk]\.backbone\."
 RES5_IN_ROI_HEADS = r"roi_heads\.(?=res5\.\d)"
 # Buffers that detectors of earlier releases saved, and that the config decides now.
 NOT_WEIGHTS = r"pixel_(mean|std)|.*\.cell_anchors\..+"
@@ -27,7 +28,7 @@ class LoadReport:
         file: name of the file.
         loaded: number of tensors of the model that were filled.
         new: names of the tensors of the model that keep their random initialisation.
-        whole: whether the file held the whole detector.
+        whole: whether the file held the whole model.
     """
 
     file: str
@@ -37,7 +38,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         if self.whole:
-            return f"Loaded all {self.loaded} tensors of the detector from {self.file}."
+            return f"Loaded all {self.loaded} tensors of the model from {self.file}."
         parts = Counter(".".join(name.split(".")[:2]) for name in self.new)
         new = ", ".join(f"{part} ({count})" for part, count in parts.items())
         return (
@@ -46,8 +47,8 @@ class LoadReport:
         )
 
 
-def load_weights(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
-    """Fill a detector's backbone, or the whole detector, from a file, in place.
+def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
+    """Fill a detector's backbone, or the whole detector, from a file.
 
     A file of a backbone must fill every tensor of the model's backbone and have none left over;
     a file of a detector must do so for the whole model. Nothing is loaded otherwise.
@@ -66,59 +67,68 @@ def load_weights(model: nn.Module, path: str, *, whole: bool = False) -> LoadRep
         model = model.module
     file = read_weight_file(path)
     if any(name.startswith("backbone.") for name in file.state):
-        return _load_detector(model, file)
+        return _load_whole_(model, file)
     if whole:
         raise WeightsError(
             f"{file.name} holds a backbone only; to evaluate, MODEL.WEIGHTS must name the "
             "checkpoint of a trained detector"
         )
-    return _load_backbone(model, file)
+    names = list(model.state_dict())
+    body = next((b for b in BODIES if any(re.match(b, n) for n in names)), None)
+    if body is None:
+        raise WeightsError(f"the model has no backbone to load into: {shown(names)}")
+    return _load_backbone_(model, file, f"{body}|{RES5_IN_ROI_HEADS}")
 
 
-def _load_detector(model: nn.Module, file: WeightFile) -> LoadReport:
+def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
+    """Fill all of a MoCo model from a checkpoint of one, or both encoders' backbones from a file
+    of a backbone.
+
+    Args:
+        model: with `encoder_q` and `encoder_k`, in DDP or not.
+        path: a pretraining checkpoint, or a backbone in detectron2's format.
+
+    Raises:
+        WeightsError: the file cannot be read, or is of another kind.
+        CheckError: a tensor is missing, left over or of another shape.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    file = read_weight_file(path)
+    if detect_format(file) == "moco_d2":
+        return _load_whole_(model, file)
+    return _load_backbone_(model, file, ENCODER)
+
+
+def _load_whole_(model: nn.Module, file: WeightFile) -> LoadReport:
     needed = model.state_dict()
     given = {n: t for n, t in file.state.items() if not re.fullmatch(NOT_WEIGHTS, n)}
     mismatch = compare_tensors(needed, given)
     if mismatch:
-        raise CheckError(f"{file.name} is not of this detector - {mismatch}")
+        raise CheckError(f"{file.name} is not of this model - {mismatch}")
     filled = {name: tensor for name, tensor in given.items() if name in needed}
     model.load_state_dict(filled, strict=False)
     return LoadReport(file.name, len(filled), [], whole=True)
 
 
-def _load_backbone(model: nn.Module, file: WeightFile) -> LoadReport:
+def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadReport:
+    """
+    Args:
+        place: pattern of what comes before detectron2's names of a ResNet's tensors in the model.
+    """
     name = detect_format(file)
     if name != "detectron2":
         raise WeightsError(
             f"{file.name} is {FORMATS[name].title}; turn it into a detectron2 backbone first: "
             f"tools/convert_weights.py {file.path} OUT.pkl"
         )
-    parts = split_tensors(name, file.state, "query")
+    backbone = split_tensors(name, file.state, "query").backbone
     state = model.state_dict()
-    places = backbone_places(list(state))
-    mismatch = compare_tensors({n: state[place] for n, place in places.items()}, parts.backbone)
+    sources = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
+    mismatch = compare_tensors({source: state[n] for n, source in sources.items()}, backbone)
     if mismatch:
         raise CheckError(f"{file.name} does not fit the backbone of this model - {mismatch}")
-    filled = {places[n]: tensor for n, tensor in parts.backbone.items() if n in places}
+    filled = {n: backbone[source] for n, source in sources.items() if source in backbone}
     model.load_state_dict(filled, strict=False)
     new = [n for n in state if n not in filled and not is_counter(n)]
     return LoadReport(file.name, len(filled), new, whole=False)
-
-
-def backbone_places(names: list[str]) -> dict[str, str]:
-    """Find the ResNet inside a detector.
-
-    Args:
-        names: of all tensors of the detector.
-
-    Returns:
-        detectron2's name for each tensor of the ResNet -> its name in the detector.
-
-    Raises:
-        WeightsError: the detector has no backbone.
-    """
-    body = next((b for b in BODIES if any(re.match(b, n) for n in names)), None)
-    if body is None:
-        raise WeightsError(f"the model has no backbone to load into: {shown(names)}")
-    place = re.compile(f"{body}|{RES5_IN_ROI_HEADS}")
-    return {place.sub("", n, count=1): n for n in names if place.match(n)}

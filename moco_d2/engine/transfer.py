@@ -20,7 +20,7 @@ from tabulate import tabulate
 from moco_d2.checkpoint import (
     apply_input_convention,
     convention_of,
-    load_weights,
+    load_detector_weights_,
     read_input_convention,
 )
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
@@ -151,7 +151,7 @@ class TransferTrainer(BaseTrainer):
         if resume and self.checkpointer.has_checkpoint():
             super().resume_or_load(resume=True)
         elif self.cfg.MODEL.WEIGHTS:
-            logger.info(str(load_weights(self.model, self.cfg.MODEL.WEIGHTS)))
+            logger.info(str(load_detector_weights_(self.model, self.cfg.MODEL.WEIGHTS)))
         else:
             logger.info("MODEL.WEIGHTS is empty: all weights are initialised at random.")
 
@@ -175,7 +175,7 @@ class TransferTrainer(BaseTrainer):
         path = cfg.MODEL.WEIGHTS
         if resume and checkpointer.has_checkpoint():
             path = checkpointer.get_checkpoint_file()
-        logger.info(str(load_weights(model, path, whole=True)))
+        logger.info(str(load_detector_weights_(model, path, whole=True)))
         results = cls.test(cfg, model)
         if comm.is_main_process():
             verify_results(cfg, results)

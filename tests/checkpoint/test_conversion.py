@@ -122,7 +122,7 @@ def test_detectron2_alone_loads_every_backbone_tensor(exported_r50, kind, norm):
             assert not places
             continue
         assert len(places) == 1
-        torch.testing.assert_close(state[places[0]], tensor, rtol=0, atol=0)
+        assert torch.equal(state[places[0]], tensor)
         filled += 1
     assert filled == (265 if norm == "FrozenBN" else 318)
 
@@ -140,7 +140,7 @@ def test_detectron2_alone_loads_pth_output(moco_r18, tmp_path):
     DetectionCheckpointer(backbone).load(str(output), checkpointables=[])
     source = backbone_of(torch.load(moco_r18, weights_only=True))
     for name, tensor in backbone.state_dict().items():
-        torch.testing.assert_close(tensor, source[name], rtol=0, atol=0)
+        assert torch.equal(tensor, source[name])
 
 
 def test_key_encoder_is_exported_on_request(moco_r18, tmp_path):

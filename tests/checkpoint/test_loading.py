@@ -1,5 +1,6 @@
 """Loading weights into detectors: everything or an error that names tensors."""
 
+import copy
 import pickle
 
 import pytest
@@ -11,7 +12,13 @@ from torch import nn
 from weights import detectron2_resnet, moco_checkpoint, torchvision_resnet
 
 import moco_d2.modeling.roi_heads  # noqa: F401 (registers the C4 heads)
-from moco_d2.checkpoint import CheckError, WeightsError, convert, load_weights
+from moco_d2.checkpoint import (
+    CheckError,
+    WeightsError,
+    convert,
+    load_detector_weights_,
+    load_pretraining_weights_,
+)
 
 ZOO = {"FPN": "faster_rcnn_R_50_FPN_1x", "C4": "faster_rcnn_R_50_C4_1x"}
 
@@ -55,13 +62,13 @@ def test_the_whole_backbone_is_loaded_and_the_rest_is_reported_as_new(tmp_path, 
     arguments, places, count, new = CASES[case]
     model = detector(*arguments)
     arrays = third_party(arguments[1], tmp_path / "x.pkl")
-    report = load_weights(model, str(tmp_path / "x.pkl"))
+    report = load_detector_weights_(model, str(tmp_path / "x.pkl"))
     state = model.state_dict()
     filled = [p + n for n in arrays for p in places if p + n in state]
     for name in filled:
         backbone_name = name.removeprefix("backbone.bottom_up.").removeprefix("backbone.")
         backbone_name = backbone_name.removeprefix("roi_heads.")
-        torch.testing.assert_close(state[name], torch.from_numpy(arrays[backbone_name]))
+        assert torch.equal(state[name], torch.from_numpy(arrays[backbone_name]))
     assert report.loaded == len(filled) == count
     assert not set(report.new) & set(filled)
     assert f"Loaded all {count} backbone tensors from x.pkl" in str(report)
@@ -72,7 +79,7 @@ def test_an_exported_file_loads_into_a_detector(tmp_path):
     torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
     convert(str(tmp_path / "moco.pth"), str(tmp_path / "out.pth"))
     model = detector(depth=18)
-    assert load_weights(model, str(tmp_path / "out.pth")).loaded == 120
+    assert load_detector_weights_(model, str(tmp_path / "out.pth")).loaded == 120
 
 
 def write(path, state):
@@ -103,21 +110,21 @@ def test_a_backbone_that_does_not_match_entirely_changes_nothing(tmp_path, damag
     model = detector(depth=18)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     with pytest.raises(CheckError, match=message):
-        load_weights(model, path)
+        load_detector_weights_(model, path)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 def test_another_depth_does_not_load(tmp_path):
     path = write(tmp_path / "x.pth", detectron2_resnet(18).state_dict())
     with pytest.raises(CheckError, match="does not fit the backbone of this model"):
-        load_weights(detector(depth=34), path)
+        load_detector_weights_(detector(depth=34), path)
 
 
 def test_half_of_a_res5_does_not_load_into_a_c4_detector(tmp_path):
     """A R-18's res5 has basic blocks; the C4 head is made of bottlenecks whatever the depth."""
     path = write(tmp_path / "x.pth", detectron2_resnet(18).state_dict())
     with pytest.raises(CheckError, match="missing: res5.0.conv1.weight|wrong shape: res5"):
-        load_weights(detector("C4", depth=18), path)
+        load_detector_weights_(detector("C4", depth=18), path)
 
 
 def test_files_that_need_conversion_first_are_refused_with_the_command(tmp_path):
@@ -126,7 +133,7 @@ def test_files_that_need_conversion_first_are_refused_with_the_command(tmp_path)
     torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
     for name in ("tv.pth", "moco.pth"):
         with pytest.raises(WeightsError, match=f"tools/convert_weights.py .*{name} OUT.pkl"):
-            load_weights(model, str(tmp_path / name))
+            load_detector_weights_(model, str(tmp_path / name))
 
 
 def test_a_detector_loads_whole_or_not_at_all(tmp_path):
@@ -134,7 +141,7 @@ def test_a_detector_loads_whole_or_not_at_all(tmp_path):
     for parameter in trained.parameters():
         nn.init.normal_(parameter)
     path = write(tmp_path / "x.pth", trained.state_dict())
-    report = load_weights(model, path, whole=True)
+    report = load_detector_weights_(model, path, whole=True)
     assert report.whole and not report.new
     assert all(torch.equal(t, trained.state_dict()[n]) for n, t in model.state_dict().items())
     state = trained.state_dict()
@@ -142,16 +149,58 @@ def test_a_detector_loads_whole_or_not_at_all(tmp_path):
     del state["backbone.fpn_lateral3.weight"]
     path = write(tmp_path / "y.pth", state)
     with pytest.raises(CheckError, match="missing: backbone.fpn_lateral3.weight; wrong shape"):
-        load_weights(model, path)
+        load_detector_weights_(model, path)
 
 
 def test_a_backbone_cannot_be_evaluated(tmp_path):
     path = write(tmp_path / "x.pth", detectron2_resnet(18).state_dict())
     with pytest.raises(WeightsError, match="holds a backbone only"):
-        load_weights(detector(depth=18), path, whole=True)
+        load_detector_weights_(detector(depth=18), path, whole=True)
 
 
 def test_a_model_without_backbone_is_refused(tmp_path):
     path = write(tmp_path / "x.pth", detectron2_resnet(18).state_dict())
     with pytest.raises(WeightsError, match="has no backbone to load into"):
-        load_weights(nn.Linear(2, 2), path)
+        load_detector_weights_(nn.Linear(2, 2), path)
+
+
+class TwoEncoders(nn.Module):
+    """MoCo's names around two backbones."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder_q, self.encoder_k = nn.Module(), nn.Module()
+        for number, encoder in enumerate((self.encoder_q, self.encoder_k)):
+            encoder.backbone = copy.deepcopy(detectron2_resnet(18, "res5", number))
+            encoder.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.dictionary = nn.Module()
+        self.dictionary.register_buffer("keys", torch.zeros(16, 8))
+        self.dictionary.register_buffer("pointer", torch.tensor(0))
+        self.dictionary.register_buffer("filled", torch.tensor(0))
+
+
+def test_a_backbone_initialises_both_encoders_of_a_pretraining_model(tmp_path):
+    model, state = TwoEncoders(), detectron2_resnet(18, "res5", 2).state_dict()
+    head = model.encoder_q.head[0].weight.clone()
+    report = load_pretraining_weights_(model, write(tmp_path / "x.pth", state))
+    for encoder in (model.encoder_q, model.encoder_k):
+        assert all(torch.equal(t, state[n]) for n, t in encoder.backbone.state_dict().items())
+    assert torch.equal(model.encoder_q.head[0].weight, head)
+    assert report.loaded == 240
+    assert "encoder_q.head (4), encoder_k.head (4), dictionary.keys (1)" in str(report)
+    del state["res5.1.conv1.weight"]
+    with pytest.raises(CheckError, match="missing: res5.1.conv1.weight"):
+        load_pretraining_weights_(model, write(tmp_path / "x.pth", state))
+
+
+def test_a_pretraining_checkpoint_initialises_the_whole_pretraining_model(tmp_path):
+    checkpoint = {**moco_checkpoint(18), "model": TwoEncoders().state_dict()}
+    checkpoint["model"]["dictionary.keys"] = torch.rand(16, 8)
+    torch.save(checkpoint, tmp_path / "x.pth")
+    model = TwoEncoders()
+    assert load_pretraining_weights_(model, str(tmp_path / "x.pth")).whole
+    assert all(torch.equal(t, checkpoint["model"][n]) for n, t in model.state_dict().items())
+    checkpoint["model"]["dictionary.keys"] = torch.rand(12, 8)
+    torch.save(checkpoint, tmp_path / "x.pth")
+    with pytest.raises(CheckError, match="wrong shape: dictionary.keys is 12x8 where 16x8"):
+        load_pretraining_weights_(model, str(tmp_path / "x.pth"))
