@@ -101,8 +101,8 @@ class ScalarWriter(HookBase):
         for iteration, loss in written.get("total_loss", ()):
             if not math.isfinite(loss):
                 raise FloatingPointError(
-                    f"the loss became {loss} at iteration {iteration}: lower SOLVER.BASE_LR or warm "
-                    "up longer; with float16, try SOLVER.AMP.PRECISION bfloat16"
+                    f"the loss became {loss} at iteration {iteration}: lower SOLVER.BASE_LR or "
+                    "warm up longer; with float16, try SOLVER.AMP.PRECISION bfloat16"
                 )
 
 

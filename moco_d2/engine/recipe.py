@@ -1,4 +1,4 @@
-"""From a config to the recipe that really runs: batch, iterations, lr, BN groups, device; checked."""
+"""From a config to the recipe that really runs, checked: iterations, lr, BN groups, device."""
 
 import math
 

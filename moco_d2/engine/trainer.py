@@ -12,6 +12,7 @@ from detectron2.engine import DefaultTrainer, SimpleTrainer, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
+from detectron2.utils.file_io import PathManager
 from detectron2.utils.logger import setup_logger
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
@@ -151,7 +152,7 @@ class BaseTrainer(DefaultTrainer):
             return super().train()
 
     def build_hooks(self):
-        """IterationTimer, LRScheduler, this project's, PreciseBN, checkpointer, evaluation, writers."""
+        """Timer and lr, this project's hooks, then checkpoints, evaluation and writers."""
         cfg = self.cfg
         result = [
             hooks.IterationTimer(),
@@ -178,6 +179,7 @@ class BaseTrainer(DefaultTrainer):
 
     def build_writers(self):
         window, output = self.cfg.LOG_PERIOD, self.cfg.OUTPUT_DIR
+        PathManager.mkdirs(output)
         return [
             CommonMetricPrinter(self.max_iter, window_size=window),
             JSONWriter(f"{output}/metrics.json", window_size=window),

@@ -1,4 +1,4 @@
-"""Momentum Contrast, v1 and v2 (arXiv 1911.05722, 2003.04297): Algorithm 1 as a meta-architecture."""
+"""Momentum Contrast, v1 and v2 (arXiv 1911.05722, 2003.04297): Algorithm 1 of the paper."""
 
 import copy
 import math
@@ -158,8 +158,9 @@ class MoCo(nn.Module):
         if self._step_keys is not None:
             raise RuntimeError(
                 "two training forwards without MoCo.finish_step between them: keys would be lost "
-                "and the key encoder never move. Train with moco_d2.engine.trainer.PretrainTrainer, "
-                "or register moco_d2.engine.hooks.KeyEncoderUpdate with your trainer"
+                "and the key encoder never move. Train with PretrainTrainer of "
+                "moco_d2.engine.trainer, or register KeyEncoderUpdate of moco_d2.engine.hooks "
+                "with your trainer"
             )
         self._steps_seen += 1
         if "position" not in batch:

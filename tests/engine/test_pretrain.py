@@ -1,0 +1,201 @@
+"""Pretraining runs, real and tiny: the same on any number of processes, and across a resume."""
+
+import json
+import math
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.utils import comm
+from support import run_processes, tiny_pretrain_config
+
+from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.trainer import PretrainTrainer
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of 30 smooth random pictures."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / f"{i:02d}.png"), cv2.resize(coarse, (64, 48)))
+    return folder
+
+
+def train(cfg, resume=False):
+    trainer = PretrainTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    trainer.train()
+    return unwrap(trainer.model)
+
+
+def metrics(folder, name="loss_contrastive"):
+    """{iteration: value} of the last value written for each iteration."""
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return {r["iteration"]: r[name] for r in map(json.loads, lines) if name in r}
+
+
+class Float64Trainer(PretrainTrainer):
+    """Tells rounding from real differences."""
+
+    @classmethod
+    def build_model(cls, cfg):
+        return super().build_model(cfg).double()
+
+
+def _train_and_report(trainer_class, cfg, folder):
+    trainer = trainer_class(cfg)
+    trainer.train()
+    # Every process holds the same queue and the same encoders.
+    torch.save(unwrap(trainer.model).state_dict(), f"{folder}/state_{comm.get_rank()}.pth")
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "head", "loss_tolerance", "weight_tolerance"),
+    [
+        (PretrainTrainer, "mlp", 1e-4, 1e-3),
+        (PretrainTrainer, "linear", 1e-4, 1e-3),
+        (Float64Trainer, "mlp", 1e-9, 1e-7),
+    ],
+)
+def test_losses_do_not_depend_on_the_number_of_processes(
+    images, tmp_path, trainer_class, head, loss_tolerance, weight_tolerance
+):
+    """10 iterations: one process with 4 BN groups, and two with two groups each."""
+    overrides = {
+        "DATASETS__TRAIN": (str(images),),
+        "SOLVER__MAX_ITER": 10,
+        "SOLVER__IMS_PER_BATCH": 32,
+        "MODEL__BN_GROUP_SIZE": 8,
+        "MODEL__MOCO__HEAD": head,
+        "MODEL__MOCO__MOMENTUM": 0.9,
+    }
+    states, losses = [], []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        cfg = tiny_pretrain_config(folder, **overrides)
+        run_processes(_train_and_report, processes, trainer_class, cfg, str(folder))
+        states += [torch.load(folder / f"state_{rank}.pth") for rank in range(processes)]
+        losses.append(metrics(folder))
+    assert list(losses[0]) == list(losses[1]) == list(range(10))
+    np.testing.assert_allclose(
+        list(losses[1].values()), list(losses[0].values()), rtol=loss_tolerance
+    )
+    one, two, also_two = states
+    for name in one:
+        assert torch.equal(two[name], also_two[name]), f"{name} differs between processes"
+        np.testing.assert_allclose(
+            two[name].numpy(), one[name].numpy(), rtol=0, atol=weight_tolerance, err_msg=name
+        )
+
+
+def test_resume_goes_on_as_if_it_had_never_stopped(images, tmp_path):
+    """Queue, key encoder, optimizer, schedule and sample stream are where they were."""
+    overrides = {
+        "DATASETS__TRAIN": (str(images),),
+        "SOLVER__MAX_ITER": 8,
+        "SOLVER__CHECKPOINT_PERIOD": 3,
+        "MODEL__MOCO__MOMENTUM_SCHEDULE": "cosine",
+    }
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = train(tiny_pretrain_config(whole, **overrides)).state_dict()
+
+    class Killed(RuntimeError):
+        pass
+
+    trainer = PretrainTrainer(tiny_pretrain_config(parts, **overrides))
+    step = trainer.run_step
+
+    def killed_in_the_fifth_step():
+        step()
+        if trainer.iter == 4:
+            raise Killed
+
+    trainer.run_step = killed_in_the_fifth_step
+    trainer.resume_or_load(resume=False)
+    with pytest.raises(Killed):
+        trainer.train()
+    assert (parts / "last_checkpoint").read_text() == "model_0000002.pth"
+
+    resumed = train(tiny_pretrain_config(parts, **overrides), resume=True).state_dict()
+    for name, tensor in expected.items():
+        assert torch.equal(resumed[name], tensor), name
+    for key in ("loss_contrastive", "lr", "key_encoder_momentum"):
+        assert metrics(parts, key) == metrics(whole, key), key
+
+
+def test_resume_with_another_batch_or_seed_is_refused(images, tmp_path):
+    data = {"DATASETS__TRAIN": (str(images),), "SOLVER__MAX_ITER": 1}
+    train(tiny_pretrain_config(tmp_path, **data))
+    for change, message in (
+        ({"SOLVER__IMS_PER_BATCH": 8}, "SOLVER.IMS_PER_BATCH is 8 and was 16"),
+        ({"SEED": 8}, "SEED is 8 and was 7"),
+    ):
+        trainer = PretrainTrainer(tiny_pretrain_config(tmp_path, **data, **change))
+        with pytest.raises(ValueError, match=message):
+            trainer.resume_or_load(resume=True)
+
+
+def test_output_folder_and_metrics(images, tmp_path):
+    cfg = tiny_pretrain_config(
+        tmp_path, DATASETS__TRAIN=(str(images),), SOLVER__CHECKPOINT_PERIOD=2
+    )
+    train(cfg)
+    names = {p.name.split(".tfevents")[0] for p in tmp_path.iterdir()}
+    assert names >= {"metrics.json", "model_0000001.pth", "model_final.pth", "last_checkpoint"}
+    assert "events.out" in names and not [n for n in names if n.endswith(".tmp")]
+    accuracy = metrics(tmp_path, "[metric]contrastive_acc1")
+    assert list(accuracy) == [0, 1, 2, 3] and all(0 <= a <= 100 for a in accuracy.values())
+    assert metrics(tmp_path, "[metric]chance_level")[3] == pytest.approx(math.log(41))
+    # The accuracy is not part of the loss.
+    assert metrics(tmp_path, "total_loss") == metrics(tmp_path, "loss_contrastive")
+    checkpoint = torch.load(tmp_path / "model_final.pth", weights_only=True)
+    assert checkpoint["iteration"] == 3
+    assert checkpoint["recipe"]["backbone"]["depth"] == 18
+
+
+def test_log_period_is_how_often_metrics_are_written_and_their_window(images, tmp_path):
+    """Written values are medians of a period's raw values."""
+    raw, smooth = tmp_path / "raw", tmp_path / "smooth"
+    overrides = {"DATASETS__TRAIN": (str(images),), "SOLVER__MAX_ITER": 6}
+    train(tiny_pretrain_config(raw, **overrides))
+    train(tiny_pretrain_config(smooth, LOG_PERIOD=3, **overrides))
+    values = list(metrics(raw).values())
+    expected = {2: np.median(values[:3]), 5: np.median(values[3:])}
+    assert metrics(smooth) == pytest.approx(expected)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_saves_nothing(images, tmp_path):
+    cfg = tiny_pretrain_config(
+        tmp_path,
+        DATASETS__TRAIN=(str(images),),
+        SOLVER__BASE_LR=1e30,
+        SOLVER__SCALE_LR_TO_BATCH=False,
+        SOLVER__CHECKPOINT_PERIOD=4,
+        LOG_PERIOD=4,
+    )
+    with pytest.raises(FloatingPointError, match="at iteration"):
+        train(cfg)
+    assert not (tmp_path / "last_checkpoint").exists()
+
+
+def test_mixed_precision_and_channels_last_train_and_save_float32(images, tmp_path):
+    cfg = tiny_pretrain_config(
+        tmp_path,
+        DATASETS__TRAIN=(str(images),),
+        SOLVER__AMP__ENABLED=True,
+        SOLVER__AMP__PRECISION="bfloat16",
+        MODEL__CHANNELS_LAST=True,
+    )
+    plain = tmp_path / "plain"
+    train(cfg)
+    train(tiny_pretrain_config(plain, DATASETS__TRAIN=(str(images),)))
+    np.testing.assert_allclose(
+        list(metrics(tmp_path).values()), list(metrics(plain).values()), rtol=0.1
+    )
+    saved = torch.load(tmp_path / "model_final.pth", weights_only=True)["model"]
+    assert {t.dtype for t in saved.values()} == {torch.float32, torch.int64}
