@@ -4,19 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 # Test helpers are importable here and in the processes that tests spawn.
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Processes of a test are CPU processes, on machines with GPUs too.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-@pytest.fixture
-def no_data_root(tmp_path, monkeypatch):
-    """A DETECTRON2_DATASETS folder with nothing in it."""
-    root = tmp_path / "datasets"
-    root.mkdir()
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
-    return root

@@ -1,0 +1,108 @@
+"""Epochs to iterations, lr scaling, and what is refused before anything starts."""
+
+import pytest
+from support import tiny_pretrain_config
+
+from moco_d2.engine import recipe
+from moco_d2.engine.hooks import MOMENTUM_SCHEDULES
+
+
+def resolve(num_images=1000, **overrides):
+    cfg = tiny_pretrain_config(**overrides)
+    notes = recipe.resolve_schedule(cfg, num_images)
+    return cfg.SOLVER, notes
+
+
+def test_epochs_become_iterations_steps_and_warm_up_included():
+    """ImageNet at batch 256, 200 epochs: 200 x 1281167 / 256 = 1000911.7 iterations."""
+    solver, _ = resolve(
+        1281167,
+        SOLVER__IMS_PER_BATCH=256,
+        SOLVER__EPOCHS=200,
+        SOLVER__STEPS=(120, 160),
+        SOLVER__WARMUP_EPOCHS=10.0,
+    )
+    assert solver.MAX_ITER == 1000911
+    assert solver.STEPS == (600547, 800729)
+    assert solver.WARMUP_ITERS == 50045
+
+
+def test_linear_rule():
+    solver, notes = resolve(SOLVER__IMS_PER_BATCH=64, SOLVER__BASE_LR=0.03)
+    assert pytest.approx(0.03 * 64 / 256) == solver.BASE_LR
+    assert any("-> 0.0075" in note for note in notes)
+    solver, _ = resolve(SOLVER__BASE_LR=0.03, SOLVER__SCALE_LR_TO_BATCH=False)
+    assert solver.BASE_LR == 0.03
+
+
+def test_a_resolved_config_stays_as_it_is():
+    cfg = tiny_pretrain_config(SOLVER__EPOCHS=3, SOLVER__STEPS=(1, 2))
+    recipe.resolve_schedule(cfg, 500)
+    before = cfg.dump()
+    assert recipe.resolve_schedule(cfg, 500) == []
+    assert cfg.dump() == before
+
+
+def test_steps_past_the_end_are_dropped_and_said():
+    solver, notes = resolve(SOLVER__STEPS=(2, 100))
+    assert solver.STEPS == (2,) and "past the end" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "overrides", "message"),
+    [
+        (3, {}, "does not divide by 3 processes; the nearest that do are 15 and 18"),
+        (1, {"MODEL__BN_GROUP_SIZE": 1}, "BN groups of one image"),
+        (1, {"SOLVER__IMS_PER_BATCH": 1}, "BN groups of one image"),
+        (1, {"MODEL__BN_GROUP_SIZE": 5}, r"the nearest sizes that do are \[2, 4\]"),
+        (4, {"MODEL__BN_GROUP_SIZE": 3}, "do not tile a batch of 16 on 4 process"),
+        (1, {"MODEL__RESNETS__NORM": "FrozenBN"}, "no normalisation at all"),
+        (1, {"MODEL__BACKBONE__FREEZE_AT": 2}, "freezes layers at their random initialisation"),
+        (1, {"MODEL__MOCO__MOMENTUM": 1.0}, "MODEL.MOCO.MOMENTUM is 1.0"),
+        (1, {"MODEL__MOCO__TEMPERATURE": 0.0}, "MODEL.MOCO.TEMPERATURE is 0.0"),
+    ],
+)
+def test_what_cannot_run_or_learn_is_refused_with_what_to_do(world_size, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        recipe.check_pretraining(tiny_pretrain_config(**overrides), 1000, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16])
+def test_groups_larger_and_smaller_than_a_share_are_accepted(world_size):
+    assert recipe.check_pretraining(tiny_pretrain_config(), 1000, world_size) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"MODEL__MOCO__SHUFFLE_BN": False}, "SHUFFLE_BN is off"),
+        ({"MODEL__BN_GROUP_SIZE": 0}, "one BN group of all 16 images"),
+        ({"MODEL__BN_GROUP_SIZE": 16}, "one BN group of all 16 images"),
+        ({"MODEL__MOCO__QUEUE_SIZE": 1001}, "exceeds the 1000 images"),
+    ],
+)
+def test_what_leaks_gets_one_warning(overrides, message):
+    (warning,) = recipe.check_pretraining(tiny_pretrain_config(**overrides), 1000, 1)
+    assert message in warning
+
+
+def test_no_batch_norm_no_leak():
+    cfg = tiny_pretrain_config(MODEL__RESNETS__NORM="GN", MODEL__MOCO__SHUFFLE_BN=False)
+    assert recipe.check_pretraining(cfg, 1000, 1) == []
+
+
+def test_table_names_the_chance_level_and_every_choice():
+    cfg = tiny_pretrain_config()
+    rows = recipe.common_rows(cfg, 2) + recipe.pretrain_rows(cfg, 1000)
+    table = recipe.recipe_table(rows, ["MODEL.DEVICE cuda -> cpu"])
+    assert "log(K + 1) = 3.714" in table  # log(41)
+    assert "16 = 2 process(es) x 8" in table
+    assert "4 of 4 images, keys shuffled" in table
+    assert "MODEL.DEVICE cuda -> cpu" in table
+
+
+def test_momentum_schedules():
+    """Constant; and 1 - (1 - m)(1 + cos(pi t / T)) / 2 at t = 0, T/2, T for m = 0.99."""
+    assert MOMENTUM_SCHEDULES["constant"](0.99, 0.5) == 0.99
+    values = [MOMENTUM_SCHEDULES["cosine"](0.99, t) for t in (0.0, 0.5, 1.0)]
+    assert values == pytest.approx([0.99, 0.995, 1.0])

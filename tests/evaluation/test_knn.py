@@ -1,0 +1,84 @@
+"""kNN against a brute-force reference, and on image folders."""
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support import tiny_pretrain_config
+
+from moco_d2.engine.trainer import PretrainTrainer
+from moco_d2.evaluation.knn import accuracy, knn_predict
+
+
+def reference_votes(bank, labels, query, k, temperature, num_classes):
+    similarity = np.array([float(np.dot(b, query)) for b in bank])
+    votes = np.zeros(num_classes)
+    for i in sorted(range(len(bank)), key=lambda i: -similarity[i])[:k]:
+        votes[labels[i]] += np.exp(similarity[i] / temperature)
+    return votes
+
+
+@pytest.mark.parametrize("k", [1, 5, 200])
+def test_votes_equal_brute_force(k):
+    generator = torch.Generator().manual_seed(0)
+    bank = F.normalize(torch.randn(60, 8, generator=generator, dtype=torch.float64), dim=1)
+    queries = F.normalize(torch.randn(20, 8, generator=generator, dtype=torch.float64), dim=1)
+    labels = torch.randint(0, 4, (60,), generator=generator)
+    ranked = knn_predict(bank, labels, queries, k=k, temperature=0.07, num_classes=4)
+    for row, query in zip(ranked, queries, strict=True):
+        votes = reference_votes(bank.numpy(), labels.numpy(), query.numpy(), k, 0.07, 4)
+        assert (np.diff(votes[row.numpy()]) <= 0).all()
+
+
+def test_an_image_does_not_vote_for_itself():
+    features = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), dim=1)
+    labels = torch.tensor([0, 1, 0, 1])
+    ranked = knn_predict(
+        features, labels, features, k=1, temperature=0.1, num_classes=2, own_index=torch.arange(4)
+    )
+    assert ranked[:, 0].tolist() == [1, 0, 1, 0]
+
+
+def test_accuracy_counts_labels_among_the_first():
+    ranked = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 2, 0], [1, 0, 2]])
+    labels = torch.tensor([2, 1, 0, 0])
+    assert accuracy(ranked, labels, 1) == 25.0
+    assert accuracy(ranked, labels, 2) == 75.0
+    assert accuracy(ranked, labels, 5) == 100.0
+
+
+def colour_folder(root, count, seed):
+    """Two classes that any network tells apart: dark and bright."""
+    rng = np.random.default_rng(seed)
+    for label, base in (("bright", 200), ("dark", 30)):
+        (root / label).mkdir(parents=True)
+        for i in range(count):
+            image = rng.integers(base - 20, base + 20, (40, 40, 3), dtype=np.uint8)
+            cv2.imwrite(str(root / label / f"{i}.png"), image)
+    return root
+
+
+def test_eval_only_classifies_folders_with_and_without_a_bank(tmp_path):
+    test, bank = (colour_folder(tmp_path / n, c, c) for n, c in (("test", 4), ("bank", 6)))
+    options = {"DATASETS__TRAIN": (str(bank),), "DATASETS__TEST": (str(test),), "TEST__KNN__K": 3}
+    for knn_bank in ("", str(bank)):
+        cfg = tiny_pretrain_config(tmp_path / "out", TEST__KNN__BANK=knn_bank, **options)
+        assert PretrainTrainer.eval_only(cfg) == {"knn": {"top1": 100.0, "top5": 100.0}}
+
+
+def test_unlabelled_images_are_refused_by_name(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 40, 3), np.uint8))
+    cfg = tiny_pretrain_config(DATASETS__TRAIN=(str(tmp_path),), DATASETS__TEST=(str(tmp_path),))
+    with pytest.raises(ValueError, match="images without a class label"):
+        PretrainTrainer.eval_only(cfg)
+
+
+def test_bank_of_other_classes_is_refused(tmp_path):
+    test, bank = (colour_folder(tmp_path / name, 2, 0) for name in ("test", "bank"))
+    (bank / "dark").rename(bank / "night")
+    cfg = tiny_pretrain_config(
+        DATASETS__TRAIN=(str(bank),), DATASETS__TEST=(str(test),), TEST__KNN__BANK=str(bank)
+    )
+    with pytest.raises(ValueError, match="their classes differ"):
+        PretrainTrainer.eval_only(cfg)
