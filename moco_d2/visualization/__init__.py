@@ -1,0 +1,1 @@
+"""Pictures of what goes in, how training went, and what comes out."""
