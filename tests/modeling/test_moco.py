@@ -234,5 +234,6 @@ def test_works_under_detectron2s_own_trainer_with_one_hook():
     before = [p.clone() for p in moco.encoder_k.parameters()]
     trainer.train(0, 3)
     assert int(moco.dictionary.pointer) == 48 % 20 and int(moco.dictionary.filled) == 20
-    assert any(not torch.equal(a, b) for a, b in zip(before, moco.encoder_k.parameters(), strict=True))
+    after = moco.encoder_k.parameters()
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert trainer.storage.history("[metric]contrastive_acc1").values()
