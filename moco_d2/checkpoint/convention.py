@@ -38,7 +38,7 @@ def stated_convention(file: WeightFile) -> dict[str, Any] | None:
     """
     convention = file.meta.get("input")
     if convention is None:
-        convention = (file.meta.get("recipe") or {}).get("input")
+        convention = file.section("recipe").get("input")
     return None if convention is None else _checked(convention, file.name)
 
 

@@ -147,9 +147,7 @@ def _check_output(source: str, output: str, force: bool) -> None:
 
 def _architecture(file: WeightFile, renamed: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the file states about its backbone, or what its tensors tell."""
-    stated = (file.meta.get("recipe") or {}).get("backbone")
-    if stated is None:
-        stated = (file.meta.get("source") or {}).get("architecture")
+    stated = file.section("recipe").get("backbone") or file.section("source").get("architecture")
     try:
         return dict(stated or architecture_from(renamed))
     except WeightsError as error:
@@ -165,8 +163,7 @@ def _no_convention(file: WeightFile) -> None:
 
 def _provenance(file: WeightFile, name: str, encoder: str, architecture: Mapping) -> dict[str, Any]:
     """Where a backbone comes from; facts that a converted file already states are kept."""
-    earlier = file.meta.get("source") or {}
-    recipe = file.meta.get("recipe") or {}
+    earlier, recipe = file.section("source"), file.section("recipe")
     return {
         "file": file.name,
         "sha256": file.sha256(),

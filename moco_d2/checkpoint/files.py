@@ -46,6 +46,11 @@ class WeightFile:
     def name(self) -> str:
         return os.path.basename(self.path)
 
+    def section(self, key: str) -> Mapping[str, Any]:
+        """A dict of `meta`; empty if there is none, or something else of that name."""
+        value = self.meta.get(key)
+        return value if isinstance(value, Mapping) else {}
+
     def sha256(self) -> str:
         digest = hashlib.sha256()
         with open(self.path, "rb") as f:
@@ -64,7 +69,10 @@ def read_weight_file(path: str) -> WeightFile:
         WeightsError: there is no such file, it is damaged, it holds more than tensors, arrays
             and plain Python, or no tensors at all.
     """
-    local = PathManager.get_local_path(path.removesuffix(HEURISTICS_QUERY))
+    try:
+        local = PathManager.get_local_path(path.removesuffix(HEURISTICS_QUERY))
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be fetched: {error}") from error
     if not os.path.isfile(local):
         raise WeightsError(f"there is no weight file {path}")
     read = _read_pickle if local.endswith(".pkl") else _read_torch

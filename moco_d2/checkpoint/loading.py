@@ -47,6 +47,32 @@ class LoadReport:
         )
 
 
+def read_detector_weights(path: str) -> WeightFile:
+    """Read a file that :func:`load_detector_weights_` can load: a detector, or a backbone in
+    detectron2's format.
+
+    Raises:
+        WeightsError: the file cannot be read, or is of another kind.
+    """
+    file = read_weight_file(path)
+    if not _is_detector(file):
+        _check_is_backbone(file)
+    return file
+
+
+def _is_detector(file: WeightFile) -> bool:
+    return any(name.startswith("backbone.") for name in file.state)
+
+
+def _check_is_backbone(file: WeightFile) -> None:
+    name = detect_format(file)
+    if name != "detectron2":
+        raise WeightsError(
+            f"{file.name} is {FORMATS[name].title}; turn it into a detectron2 backbone first: "
+            f"tools/convert_weights.py {file.path} OUT.pkl"
+        )
+
+
 def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
     """Fill a detector's backbone, or the whole detector, from a file.
 
@@ -65,8 +91,8 @@ def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) 
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module
-    file = read_weight_file(path)
-    if any(name.startswith("backbone.") for name in file.state):
+    file = read_detector_weights(path)
+    if _is_detector(file):
         return _load_whole_(model, file)
     if whole:
         raise WeightsError(
@@ -116,13 +142,8 @@ def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadRepor
     Args:
         place: pattern of what comes before detectron2's names of a ResNet's tensors in the model.
     """
-    name = detect_format(file)
-    if name != "detectron2":
-        raise WeightsError(
-            f"{file.name} is {FORMATS[name].title}; turn it into a detectron2 backbone first: "
-            f"tools/convert_weights.py {file.path} OUT.pkl"
-        )
-    backbone = split_tensors(name, file.state, "query").backbone
+    _check_is_backbone(file)
+    backbone = split_tensors("detectron2", file.state, "query").backbone
     state = model.state_dict()
     sources = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
     mismatch = compare_tensors({source: state[n] for n, source in sources.items()}, backbone)

@@ -147,11 +147,18 @@ def build_resnet(architecture: Mapping, stride_in_1x1: bool) -> ResNet:
         if value is None:
             raise WeightsError(f"the architecture {dict(architecture)} does not state {key!r}")
         cfg.MODEL.RESNETS[config_key] = value
-    deepest = max(STAGES.index(feature) for feature in architecture["out_features"])
-    cfg.MODEL.RESNETS.OUT_FEATURES = list(STAGES[: deepest + 1])
+    features = architecture.get("out_features")
+    if not features or not set(features) <= set(STAGES):
+        raise WeightsError(f"out_features {features} are no stages of a ResNet: {list(STAGES)}")
+    cfg.MODEL.RESNETS.OUT_FEATURES = list(STAGES[: STAGES.index(max(features)) + 1])
     cfg.MODEL.RESNETS.STRIDE_IN_1X1 = stride_in_1x1
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
-    return build_resnet_backbone(cfg, ShapeSpec(channels=3))
+    try:
+        return build_resnet_backbone(cfg, ShapeSpec(channels=3))
+    except (AssertionError, KeyError) as error:
+        raise WeightsError(
+            f"detectron2 cannot build the ResNet {dict(architecture)}: {error}"
+        ) from error
 
 
 class Detectron2Features(nn.Module):

@@ -21,10 +21,10 @@ from moco_d2.checkpoint import (
     apply_input_convention,
     convention_of,
     load_detector_weights_,
-    read_input_convention,
 )
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
-from moco_d2.checkpoint.convention import SavedConvention
+from moco_d2.checkpoint.convention import SavedConvention, stated_convention
+from moco_d2.checkpoint.loading import read_detector_weights
 from moco_d2.engine.norm import AgreeOnStatistics, resolve_norms
 from moco_d2.engine.trainer import BaseTrainer
 
@@ -68,7 +68,7 @@ class TransferTrainer(BaseTrainer):
         """See `BaseTrainer`; adds the weights' input convention, norms and auto-scaling.
 
         Raises:
-            WeightsError: MODEL.WEIGHTS cannot be read.
+            WeightsError: MODEL.WEIGHTS cannot be read, or is no detector and no backbone.
             ValueError: a data set cannot be evaluated, or a random backbone is frozen.
         """
         cfg, notes = super().effective_config(cfg, world_size)
@@ -78,7 +78,7 @@ class TransferTrainer(BaseTrainer):
         _check_frozen(cfg)
         cfg.defrost()
         if cfg.MODEL.WEIGHTS:
-            convention = read_input_convention(cfg.MODEL.WEIGHTS)
+            convention = stated_convention(read_detector_weights(cfg.MODEL.WEIGHTS))
             if convention is None:
                 notes.append("input: as the config says; MODEL.WEIGHTS states no convention")
             else:

@@ -313,6 +313,24 @@ def test_another_depth_is_refused(tmp_path):
         convert(str(tmp_path / "b.pth"), str(tmp_path / "b.pkl"))
 
 
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"name": "build_vit_backbone"}, "only backbones that build_resnet_backbone makes"),
+        ({"depth": 77}, "cannot build the ResNet"),
+        ({"res2_out_channels": 256}, "Must set MODEL.RESNETS.RES2_OUT_CHANNELS = 64"),
+        ({"out_features": ["res9"]}, "are no stages of a ResNet"),
+        ({"depth": None}, "does not state 'depth'"),
+    ],
+)
+def test_a_backbone_that_cannot_be_built_is_refused(moco_r18, tmp_path, wrong, message):
+    checkpoint = torch.load(moco_r18, weights_only=True)
+    checkpoint["recipe"]["backbone"].update(wrong)
+    torch.save(checkpoint, tmp_path / "bad.pth")
+    with pytest.raises(WeightsError, match=message):
+        convert(str(tmp_path / "bad.pth"), str(tmp_path / "bad.pkl"))
+
+
 def test_convention_is_not_guessed(tmp_path):
     backbone = backbone_of(moco_checkpoint(18))
     torch.save({"model": backbone}, tmp_path / "d2.pth")

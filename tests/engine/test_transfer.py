@@ -171,6 +171,12 @@ def test_weights_bring_their_input_convention(pictures, tmp_path):
     assert any("states no convention" in note for note in notes)
 
 
+def test_weights_to_be_converted_first_are_refused_before_anything_is_built(pictures, tmp_path):
+    torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
+    with pytest.raises(WeightsError, match="moco.pth is a pretraining checkpoint.* OUT.pkl"):
+        TransferTrainer.effective_config(tiny_config(tmp_path, str(tmp_path / "moco.pth")), 1)
+
+
 def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
     cfg = tiny_config(tmp_path, SOLVER__REFERENCE_WORLD_SIZE=2, SOLVER__MAX_ITER=100)
     cfg, notes = TransferTrainer.effective_config(cfg, 1)
