@@ -54,6 +54,9 @@ def add_moco_config(cfg: CN) -> None:
     # are read as epochs. 0: MAX_ITER, STEPS and WARMUP_ITERS count iterations.
     cfg.SOLVER.EPOCHS = 0
     cfg.SOLVER.WARMUP_EPOCHS = 0.0
+    # Parts that each process's share of a step is computed in, one after the other, to save memory.
+    # Pretraining only. Losses, keys and weights are those of the undivided batch.
+    cfg.SOLVER.ACCUMULATE = 1
     # Multiply BASE_LR by IMS_PER_BATCH / REFERENCE_BATCH (the linear scaling rule).
     cfg.SOLVER.SCALE_LR_TO_BATCH = False
     cfg.SOLVER.REFERENCE_BATCH = 256

@@ -17,7 +17,12 @@ Go on with a run that was stopped: the same command with --resume. On a machine 
 --num-gpus counts processes.
 """
 
+import os
 import sys
+
+# On CPU, loader workers share the cores with OpenMP's threads, which by default spin while they
+# wait and starve them. Read once, when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from moco_d2.engine.setup import run
 

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from detectron2.utils.file_io import PathManager
 
+from moco_d2.errors import UserError
+
 # Where files keep their tensors; a file with neither key is itself a state dict.
 STATE_KEYS = ("model", "state_dict")
 # detectron2 lets a path ask for matching by suffix; this project decides that from the names.
 HEURISTICS_QUERY = "?matching_heuristics=True"
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """A weight file cannot be used; the message says why and what to do."""
 
 

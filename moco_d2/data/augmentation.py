@@ -16,6 +16,7 @@ from moco_d2.data.operations import (
     RandomResizedCrop,
     Sometimes,
 )
+from moco_d2.errors import UserError
 
 
 @dataclass(frozen=True, init=False)
@@ -88,14 +89,14 @@ def register_view_recipe(
         ValueError: the name is taken.
     """
     if name in VIEW_RECIPES:
-        raise ValueError(f"The view recipe {name!r} is taken: register yours under another name.")
+        raise UserError(f"The view recipe {name!r} is taken: register yours under another name.")
     VIEW_RECIPES[name] = recipe
 
 
 def get_view_recipe(name: str) -> Callable[[np.ndarray, np.random.Generator, int], np.ndarray]:
     """Return a recipe of ``VIEW_RECIPES``; an unknown name is a ValueError that lists them."""
     if name not in VIEW_RECIPES:
-        raise ValueError(
+        raise UserError(
             f"Unknown view recipe {name!r}: INPUT.VIEWS.QUERY and KEY take one of "
             f"{', '.join(sorted(VIEW_RECIPES))}, or register it with register_view_recipe."
         )

@@ -14,6 +14,7 @@ from moco_d2.data.augmentation import get_view_recipe
 from moco_d2.data.datasets import ImageIndex
 from moco_d2.data.mapper import NoReadableImages, Sample, ViewMapper
 from moco_d2.data.streams import SampleStream
+from moco_d2.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class PositionBatchSampler(Sampler[list[Place]]):
             world_size: number of processes.
         """
         if batch_size < 1 or batch_size % world_size:
-            raise ValueError(
+            raise UserError(
                 f"SOLVER.IMS_PER_BATCH is {batch_size}, which {world_size} process(es) cannot "
                 f"share equally: make it a multiple of {world_size}."
             )
@@ -105,14 +106,14 @@ class UnreadableImages:
             images_seen: images asked for since the start, repetitions included.
 
         Raises:
-            RuntimeError: too many are unreadable. It names five of them.
+            UserError: too many are unreadable. It names five of them.
         """
         seen = min(images_seen, self._num_images)
         if len(self) <= max(1, 0.01 * seen):
             return
         if len(self) >= 100 or len(self) > max(1, 0.01 * self._num_images):
             shown = "; ".join(f"{p} ({r})" for p, r in list(self._reasons.items())[:5])
-            raise RuntimeError(
+            raise UserError(
                 f"{len(self)} of {seen} images cannot be read, more than 1 %: repair or remove "
                 f"them. Among them {shown}."
             )
@@ -273,7 +274,7 @@ def build_eval_loader(
     Returns:
         An iterable over dicts: ``image`` (uint8 (n, 3, size, size)), ``label`` (int64 (n,), -1
         unknown) and ``index`` (int64 (n,)). Unreadable images are left out and logged; more than
-        1 % of them is a RuntimeError.
+        1 % of them is a UserError.
 
     Raises:
         ValueError: unknown format.
@@ -288,7 +289,7 @@ def build_eval_loader(
 
 def _to_rgb(pixel_mean: Sequence[float], image_format: str) -> tuple[float, ...]:
     if image_format not in _CHANNELS:
-        raise ValueError(
+        raise UserError(
             f"INPUT.FORMAT is {image_format!r}: pretraining takes one of {', '.join(_CHANNELS)}."
         )
     return tuple(pixel_mean[channel] for channel in _CHANNELS[image_format])

@@ -8,11 +8,12 @@ import numpy as np
 from moco_d2.data.datasets import ImageIndex
 from moco_d2.data.image_io import UnreadableImage, read_image
 from moco_d2.data.streams import Stream, generator
+from moco_d2.errors import UserError
 
 _ATTEMPTS = 32  # others tried in place of an unreadable image
 
 
-class NoReadableImages(RuntimeError):
+class NoReadableImages(UserError):
     """An image is unreadable and so is every other that was tried in its place.
 
     Attributes:

@@ -12,6 +12,8 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from moco_d2.errors import UserError
+
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -40,7 +42,7 @@ def launch(
         return
     if dist_url == "auto":
         if num_machines > 1:
-            raise ValueError(
+            raise UserError(
                 "--dist-url auto works on one machine; give tcp://host:port of machine 0"
             )
         dist_url = f"tcp://127.0.0.1:{_free_port()}"

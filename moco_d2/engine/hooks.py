@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.engine.scalars import ScalarBuffer, log_scalar
+from moco_d2.errors import UserError
 from moco_d2.modeling.batch_norm import average_running_statistics_
 
 
@@ -21,6 +22,10 @@ def _half_cosine(momentum: float, progress: float) -> float:
 
 
 MOMENTUM_SCHEDULES = {"constant": _constant, "cosine": _half_cosine}
+
+
+class LossNotFinite(UserError, FloatingPointError):
+    """Training has diverged."""
 
 
 class KeyEncoderUpdate(HookBase):
@@ -37,7 +42,7 @@ class KeyEncoderUpdate(HookBase):
             schedule: a key of `MOMENTUM_SCHEDULES`.
         """
         if schedule not in MOMENTUM_SCHEDULES:
-            raise ValueError(
+            raise UserError(
                 f"MODEL.MOCO.MOMENTUM_SCHEDULE is {schedule!r}; known: {sorted(MOMENTUM_SCHEDULES)}"
             )
         self._model = unwrap(model)
@@ -100,7 +105,7 @@ class ScalarWriter(HookBase):
         written = self._buffer.flush(self.trainer.storage)
         for iteration, loss in written.get("total_loss", ()):
             if not math.isfinite(loss):
-                raise FloatingPointError(
+                raise LossNotFinite(
                     f"the loss became {loss} at iteration {iteration}: lower SOLVER.BASE_LR or "
                     "warm up longer; with float16, try SOLVER.AMP.PRECISION bfloat16"
                 )

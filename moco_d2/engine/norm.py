@@ -1,13 +1,6 @@
-"""Batch norm in transfer: what the hardware can run, with statistics equal on all processes."""
+"""Batch norm in transfer: what the hardware can run."""
 
-import torch
 from detectron2.config import CfgNode
-from detectron2.engine import HookBase
-from detectron2.utils import comm
-from fvcore.nn.precise_bn import get_bn_modules
-from torch import nn
-
-from moco_d2.engine.distributed import all_reduce_mean_
 
 # torch's SyncBatchNorm, under both of detectron2's names for it. It needs GPUs.
 SYNCHRONISED = ("SyncBN", "nnSyncBN")
@@ -46,37 +39,3 @@ def _replace_(node: CfgNode, path: str, new: str, why: str) -> list[str]:
             node[key] = new
             lines.append(f"{path}{key}: {value} -> {new} ({why})")
     return lines
-
-
-class AgreeOnStatistics(HookBase):
-    """Gives all processes the same BN running statistics before a checkpoint and an evaluation.
-
-    They differ after PreciseBN, which weighs each batch by its size, and with norms that are not
-    synchronised. Put it before the hooks that checkpoint and evaluate.
-    """
-
-    def __init__(self, model: nn.Module, *periods: int):
-        """
-        Args:
-            model: a model in training mode, in DDP or not.
-            periods: of checkpoints and evaluations, in iterations; 0: only after the last one.
-        """
-        self._model = model
-        self._periods = [period for period in periods if period > 0]
-
-    def after_step(self):
-        done = self.trainer.iter + 1
-        if done == self.trainer.max_iter or any(done % period == 0 for period in self._periods):
-            average_statistics_(self._model)
-
-
-@torch.no_grad()
-def average_statistics_(model: nn.Module) -> None:
-    """Make the running statistics of all BN layers in training mode their mean over processes."""
-    layers = get_bn_modules(model)
-    if not layers or comm.get_world_size() == 1:
-        return
-    buffers = [b for layer in layers for b in (layer.running_mean, layer.running_var)]
-    flat = all_reduce_mean_(torch.cat(buffers))
-    for buffer, mean in zip(buffers, flat.split([len(b) for b in buffers]), strict=True):
-        buffer.copy_(mean)

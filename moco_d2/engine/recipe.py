@@ -6,6 +6,8 @@ import torch
 from detectron2.config import CfgNode
 from tabulate import tabulate
 
+from moco_d2.errors import UserError
+
 
 def resolve_device(cfg: CfgNode) -> list[str]:
     """Set MODEL.DEVICE to what the machine has, in place; returns a note when that changed it."""
@@ -26,18 +28,18 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
         warnings about what runs but is known to go wrong.
 
     Raises:
-        ValueError: one sentence with the value and what to set instead.
+        UserError: one sentence with the value and what to set instead.
     """
     batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
     model, moco, warnings = cfg.MODEL, cfg.MODEL.MOCO, []
     if batch < 1 or batch % world_size:
-        raise ValueError(
+        raise UserError(
             f"SOLVER.IMS_PER_BATCH {batch} does not divide by {world_size} processes; the nearest "
             f"that do are {_nearest(batch, world_size)}"
         )
     share = batch // world_size
     if group == 1 or batch == 1:
-        raise ValueError(
+        raise UserError(
             f"MODEL.BN_GROUP_SIZE {group} with SOLVER.IMS_PER_BATCH {batch} makes BN groups of one "
             "image, whose statistics are those of the image itself, so that nothing can be "
             "learned; use groups of at least 8"
@@ -45,26 +47,23 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     if group > 0 and not _tiles(group, share, batch):
         fitting = [g for g in range(2, batch + 1) if _tiles(g, share, batch)]
         near = sorted(sorted(fitting, key=lambda g: abs(g - group))[:2])
-        raise ValueError(
+        raise UserError(
             f"BN groups of {group} images (MODEL.BN_GROUP_SIZE) do not tile a batch of {batch} on "
             f"{world_size} process(es); the nearest sizes that do are {near}, or 0 for the whole "
             "batch"
         )
-    if not model.WEIGHTS:
-        if "FrozenBN" in model.RESNETS.NORM:
-            raise ValueError(
-                "MODEL.RESNETS.NORM FrozenBN without MODEL.WEIGHTS is a network with random "
-                "weights and no normalisation at all, which cannot learn; set it to BN"
-            )
-        if model.BACKBONE.FREEZE_AT > 0:
-            raise ValueError(
-                f"MODEL.BACKBONE.FREEZE_AT {model.BACKBONE.FREEZE_AT} without MODEL.WEIGHTS "
-                "freezes layers at their random initialisation; set it to 0"
-            )
+    parts = cfg.SOLVER.ACCUMULATE
+    if parts != 1 and not _splits(share, group, parts):
+        raise UserError(
+            f"SOLVER.ACCUMULATE {parts} does not divide {share} images per process into parts of "
+            f"whole BN groups of {group or batch} images (MODEL.BN_GROUP_SIZE); possible here: "
+            f"{[p for p in range(1, share + 1) if p == 1 or _splits(share, group, p)]}"
+        )
+    check_frozen(cfg)
     if not 0.0 <= moco.MOMENTUM < 1.0:
-        raise ValueError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
+        raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
-        raise ValueError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
+        raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
     if "BN" in model.RESNETS.NORM:
         if not moco.SHUFFLE_BN:
             warnings.append(
@@ -84,8 +83,28 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     return warnings
 
 
+def check_frozen(cfg: CfgNode) -> None:
+    """Refuse a backbone that is frozen, in part or in its norms, at random weights."""
+    if cfg.MODEL.WEIGHTS:
+        return
+    if cfg.MODEL.RESNETS.NORM == "FrozenBN":
+        raise UserError(
+            "MODEL.RESNETS.NORM FrozenBN without MODEL.WEIGHTS is a network with random weights "
+            "and no normalisation at all, which cannot learn; set it to BN or SyncBN"
+        )
+    if cfg.MODEL.BACKBONE.FREEZE_AT > 0:
+        raise UserError(
+            f"MODEL.BACKBONE.FREEZE_AT {cfg.MODEL.BACKBONE.FREEZE_AT} without MODEL.WEIGHTS "
+            "freezes layers at their random initialisation; set it to 0"
+        )
+
+
 def _tiles(group: int, share: int, batch: int) -> bool:
     return batch % group == 0 and (share % group == 0 or group % share == 0)
+
+
+def _splits(share: int, group: int, parts: int) -> bool:
+    return parts > 0 and group > 0 and share % (parts * group) == 0
 
 
 def _nearest(batch: int, world_size: int) -> str:
@@ -134,6 +153,7 @@ def common_rows(cfg: CfgNode, world_size: int) -> list[tuple[str, str]]:
     """What every run's table of the effective recipe says."""
     solver, model, batch = cfg.SOLVER, cfg.MODEL, cfg.SOLVER.IMS_PER_BATCH
     precision = f"mixed, {solver.AMP.PRECISION}" if solver.AMP.ENABLED else "float32"
+    in_parts = f", in {solver.ACCUMULATE} parts" if solver.ACCUMULATE > 1 else ""
     schedule = solver.LR_SCHEDULER_NAME
     if schedule == "WarmupMultiStepLR":
         schedule += f", x{solver.GAMMA:g} at {list(solver.STEPS)}"
@@ -141,7 +161,7 @@ def common_rows(cfg: CfgNode, world_size: int) -> list[tuple[str, str]]:
         schedule += f", {solver.WARMUP_ITERS} warm-up iterations"
     return [
         ("data", ", ".join(cfg.DATASETS.TRAIN)),
-        ("batch", f"{batch} = {world_size} process(es) x {batch // world_size}"),
+        ("batch", f"{batch} = {world_size} process(es) x {batch // world_size}{in_parts}"),
         ("iterations", str(solver.MAX_ITER)),
         (
             "lr",
@@ -180,6 +200,18 @@ def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
             "loss",
             f"temperature {moco.TEMPERATURE:g}, chance level log(K + 1) = {math.log(size + 1):.3f}",
         ),
+    ]
+
+
+def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
+    """What the table says of a detector besides."""
+    model = cfg.MODEL
+    return [
+        ("test", ", ".join(cfg.DATASETS.TEST)),
+        ("model", f"{model.META_ARCHITECTURE}, {model.ROI_HEADS.NAME}"),
+        ("FPN norm", model.FPN.NORM or "none"),
+        ("frozen", f"up to stage {model.BACKBONE.FREEZE_AT}"),
+        ("stride in 1x1", str(model.RESNETS.STRIDE_IN_1X1)),
     ]
 
 

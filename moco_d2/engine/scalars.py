@@ -19,7 +19,8 @@ class ScalarBuffer:
     """
 
     def __init__(self):
-        self._scalars: dict[str, list[tuple[int, Tensor | float]]] = defaultdict(list)
+        # (name, iteration) -> values: several where a step has several parts.
+        self._scalars: dict[tuple[str, int], list[Tensor | float]] = defaultdict(list)
         self.iteration = 0
 
     def __enter__(self) -> "ScalarBuffer":
@@ -30,10 +31,13 @@ class ScalarBuffer:
         _active.remove(self)
 
     def put(self, name: str, value: Tensor | float) -> None:
-        """Keep a scalar of the current iteration; a tensor is not read before :meth:`flush`."""
+        """Keep a scalar of the current iteration; a tensor is not read before :meth:`flush`.
+
+        Put several times in an iteration, it counts as the mean.
+        """
         if isinstance(value, Tensor):
             value = value.detach()
-        self._scalars[name].append((self.iteration, value))
+        self._scalars[name, self.iteration].append(value)
 
     def flush(self, storage: EventStorage) -> dict[str, list[tuple[int, float]]]:
         """Average over the processes, and put every value in the storage with its iteration.
@@ -43,19 +47,19 @@ class ScalarBuffer:
         Returns:
             the averaged values by name, as (iteration, value).
         """
-        names = sorted(self._scalars)
-        entries = [(name, *entry) for name in names for entry in self._scalars[name]]
-        self._scalars.clear()
-        if not entries:
+        scalars, self._scalars = self._scalars, defaultdict(list)
+        if not scalars:
             return {}
-        device = next((v.device for _, _, v in entries if isinstance(v, Tensor)), "cpu")
-        # Like with like: one copy to the device for Python floats, one reduction for all.
-        values = torch.stack(
-            [torch.as_tensor(v, dtype=torch.float64, device=device) for _, _, v in entries]
-        )
-        means = all_reduce_mean_(values).tolist()
+        entries = sorted(scalars)
+        put = (value for values in scalars.values() for value in values)
+        device = next((value.device for value in put if isinstance(value, Tensor)), "cpu")
+        values = [
+            torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in parts])
+            for parts in (scalars[entry] for entry in entries)
+        ]
+        means = all_reduce_mean_(torch.stack([value.mean() for value in values])).tolist()
         written = defaultdict(list)
-        for (name, iteration, _), mean in zip(entries, means, strict=True):
+        for (name, iteration), mean in zip(entries, means, strict=True):
             written[name].append((iteration, mean))
             if comm.is_main_process():
                 storage.put_scalar(name, mean, cur_iter=iteration)

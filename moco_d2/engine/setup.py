@@ -9,11 +9,13 @@ from detectron2.config import CfgNode, get_cfg
 from detectron2.engine import default_argument_parser, default_setup
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
+from torch.multiprocessing import ProcessExitedException
 
 from moco_d2.config import add_moco_config
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.trainer import BaseTrainer, PretrainTrainer
 from moco_d2.engine.transfer import TransferTrainer
+from moco_d2.errors import UserError
 
 # Meta-architectures that this project trains its own way; all others are detectron2's models.
 TRAINERS = {"MoCo": PretrainTrainer}
@@ -36,15 +38,20 @@ def run(argv: list[str] | None, epilog: str) -> int:
     except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2
-    launch(
-        _main,
-        args.num_gpus,
-        args.num_machines,
-        args.machine_rank,
-        args.dist_url if args.num_machines > 1 else "auto",
-        cfg.MODEL.DEVICE,
-        args=(cfg, notes, args),
-    )
+    try:
+        launch(
+            _main,
+            args.num_gpus,
+            args.num_machines,
+            args.machine_rank,
+            args.dist_url if args.num_machines > 1 else "auto",
+            cfg.MODEL.DEVICE,
+            args=(cfg, notes, args),
+        )
+    except SystemExit as end:
+        return end.code
+    except ProcessExitedException as end:
+        return end.exit_code
     return 0
 
 
@@ -62,7 +69,7 @@ def setup(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
     if args.eval_only and not cfg.DATASETS.TEST:
-        raise ValueError("--eval-only has nothing to evaluate on: name a data set in DATASETS.TEST")
+        raise UserError("--eval-only has nothing to evaluate on: name a data set in DATASETS.TEST")
     saved = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
     if args.resume and cfg.SEED < 0 and os.path.isfile(saved):
         # A seed that was drawn at random is part of the run that goes on.
@@ -80,15 +87,19 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
     """One process of the job."""
     default_setup(cfg, args)
     setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank(), name="moco_d2")
+    logger = logging.getLogger(__name__)
     trainer_class = trainer_of(cfg)
-    table = trainer_class.describe(cfg, comm.get_world_size(), notes)
-    logging.getLogger(__name__).info("\n" + table)
-    if args.eval_only:
-        trainer_class.eval_only(cfg, resume=args.resume)
-        return
-    trainer = trainer_class(cfg)
-    trainer.resume_or_load(resume=args.resume)
-    trainer.train()
+    logger.info("\n" + trainer_class.describe(cfg, comm.get_world_size(), notes))
+    try:
+        if args.eval_only:
+            trainer_class.eval_only(cfg, resume=args.resume)
+            return
+        trainer = trainer_class(cfg)
+        trainer.resume_or_load(resume=args.resume)
+        trainer.train()
+    except (UserError, FileNotFoundError) as error:
+        logger.error(_sentence(error))
+        sys.exit(2)
 
 
 def _sentence(error: Exception) -> str:

@@ -14,6 +14,7 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 from detectron2.utils.file_io import PathManager
 from detectron2.utils.logger import setup_logger
+from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.loading import load_pretraining_weights_
@@ -29,6 +30,7 @@ from moco_d2.engine.hooks import (
     unwrap,
 )
 from moco_d2.engine.scalars import ScalarBuffer
+from moco_d2.errors import UserError
 from moco_d2.evaluation.features import evaluate_knn
 from moco_d2.solver.build import build_pretrain_optimizer
 
@@ -41,9 +43,24 @@ class Step(SimpleTrainer):
     """One optimizer step: detectron2's, with mixed precision on any device and without reading
     the loss back from the device every time."""
 
-    def __init__(self, model, optimizer, scalars: ScalarBuffer, precision: torch.dtype | None):
+    def __init__(
+        self,
+        model,
+        optimizer,
+        scalars: ScalarBuffer,
+        precision: torch.dtype | None = None,
+        parts: int = 1,
+    ):
+        """
+        Args:
+            model: in DDP or not; with `split_step` when there are several parts.
+            scalars: where losses and times are logged.
+            precision: of autocast; None: no mixed precision.
+            parts: forwards and backwards that make up a step.
+        """
         super().__init__(model, data_loader=None, optimizer=optimizer)
         self.scalars = scalars
+        self.parts = parts
         self.device = unwrap(model).device
         self.precision = precision
         # bfloat16 has float32's range: only float16 needs its loss scaled.
@@ -55,21 +72,39 @@ class Step(SimpleTrainer):
         start = time.perf_counter()
         data = next(self._data_loader_iter)
         data_time = time.perf_counter() - start
-        mixed = contextlib.nullcontext()
-        if self.precision is not None:
-            mixed = torch.autocast(self.device.type, self.precision)
-        with mixed:
-            losses = self.model(data)
-        total = sum(losses.values())
         self.optimizer.zero_grad()
-        self.scaler.scale(total).backward()
+        if self.parts == 1:
+            self._forward_backward(data)
+        else:
+            with self._autocast():
+                parts = unwrap(self.model).split_step(data, self.parts)
+            for number, part in enumerate(parts, 1):
+                with self._gradients_stay_here(number < self.parts):
+                    self._forward_backward(part)
         # Gradient clipping, which sits in the optimizer's step, must see true gradients.
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.scalars.put("data_time", data_time)
+
+    def _forward_backward(self, data) -> None:
+        with self._autocast():
+            losses = self.model(data)
+        total = sum(losses.values())
+        self.scaler.scale(total / self.parts).backward()
         for name, loss in {**losses, "total_loss": total}.items():
             self.scalars.put(name, loss)
-        self.scalars.put("data_time", data_time)
+
+    def _autocast(self):
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.precision)
+
+    def _gradients_stay_here(self, more_to_come: bool):
+        """Processes exchange gradients with the last part of a step only."""
+        if more_to_come and isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return contextlib.nullcontext()
 
     def state_dict(self):
         return {**super().state_dict(), "grad_scaler": self.scaler.state_dict()}
@@ -102,6 +137,7 @@ class BaseTrainer(DefaultTrainer):
             optimizer,
             self.scalars,
             PRECISIONS[amp.PRECISION] if amp.ENABLED else None,
+            cfg.SOLVER.ACCUMULATE,
         )
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self.checkpointer = AtomicCheckpointer(
@@ -118,16 +154,16 @@ class BaseTrainer(DefaultTrainer):
         Applied to its own result it changes nothing.
 
         Raises:
-            ValueError, OSError: one sentence on what cannot run and what to do.
+            UserError, OSError: one sentence on what cannot run and what to do.
         """
         cfg = cfg.clone()
         cfg.defrost()
         if cfg.LOG_PERIOD < 1:
-            raise ValueError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
+            raise UserError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
         notes = recipe.resolve_device(cfg)
         amp = cfg.SOLVER.AMP
         if amp.ENABLED and amp.PRECISION not in PRECISIONS:
-            raise ValueError(
+            raise UserError(
                 f"SOLVER.AMP.PRECISION is {amp.PRECISION!r}; known: {', '.join(sorted(PRECISIONS))}"
             )
         if amp.ENABLED and amp.PRECISION == "float16" and cfg.MODEL.DEVICE == "cpu":
@@ -235,7 +271,7 @@ class RunIdentity:
             ("batch", "SOLVER.IMS_PER_BATCH"),
         ):
             if saved[name] != self._values[name]:
-                raise ValueError(
+                raise UserError(
                     f"cannot resume: {option} is {self._values[name]} and was {saved[name]} in the "
                     "checkpoint, so the run would not go on with the same images; restore it, or "
                     "start a new run in another OUTPUT_DIR from MODEL.WEIGHTS"

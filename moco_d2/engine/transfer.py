@@ -15,7 +15,6 @@ from detectron2.evaluation import (
     verify_results,
 )
 from detectron2.utils import comm
-from tabulate import tabulate
 
 from moco_d2.checkpoint import (
     apply_input_convention,
@@ -25,8 +24,11 @@ from moco_d2.checkpoint import (
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
-from moco_d2.engine.norm import AgreeOnStatistics, resolve_norms
+from moco_d2.engine import recipe
+from moco_d2.engine.hooks import AverageRunningStatistics
+from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.trainer import BaseTrainer
+from moco_d2.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,12 @@ class TransferTrainer(BaseTrainer):
         for name in cfg.DATASETS.TEST:
             evaluator_type(name)
         _check_keypoints(cfg)
-        _check_frozen(cfg)
+        recipe.check_frozen(cfg)
+        if cfg.SOLVER.ACCUMULATE != 1:
+            raise UserError(
+                f"SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE} is for pretraining; detectors train "
+                "with 1"
+            )
         cfg.defrost()
         if cfg.MODEL.WEIGHTS:
             convention = stated_convention(read_detector_weights(cfg.MODEL.WEIGHTS))
@@ -98,25 +105,8 @@ class TransferTrainer(BaseTrainer):
 
     @classmethod
     def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:
-        """The effective recipe as a table; `cfg` and `notes` from :meth:`effective_config`."""
-        solver, model = cfg.SOLVER, cfg.MODEL
-        batch = solver.IMS_PER_BATCH
-        convention = ", ".join(f"{k} {v}" for k, v in convention_of(cfg).items())
-        rows = [
-            ("weights", model.WEIGHTS or "random initialisation"),
-            ("input", convention),
-            ("train, test", f"{', '.join(cfg.DATASETS.TRAIN)} | {', '.join(cfg.DATASETS.TEST)}"),
-            ("batch", f"{batch} = {world_size} process(es) x {batch / world_size:g}"),
-            ("schedule", f"{solver.MAX_ITER} iterations, lr {solver.BASE_LR:g}, x{solver.GAMMA:g} "
-                         f"at {list(solver.STEPS)}, {solver.WARMUP_ITERS} warm-up iterations"),
-            ("model", f"{model.META_ARCHITECTURE}, {model.BACKBONE.NAME}, {model.ROI_HEADS.NAME}"),
-            ("norms", f"backbone {model.RESNETS.NORM}, FPN {model.FPN.NORM or 'none'}, "
-                      f"frozen up to stage {model.BACKBONE.FREEZE_AT}"),
-            ("hardware", model.DEVICE),
-            ("seed", str(cfg.SEED)),
-            *(("note", note) for note in notes),
-        ]  # fmt: skip
-        return tabulate(rows, headers=("effective recipe", ""), tablefmt="simple")
+        rows = recipe.common_rows(cfg, world_size) + recipe.transfer_rows(cfg)
+        return recipe.recipe_table(rows, notes)
 
     def extra_state(self) -> dict:
         """A detector's checkpoints state their input convention, too."""
@@ -124,7 +114,7 @@ class TransferTrainer(BaseTrainer):
 
     def step_hooks(self) -> list:
         periods = (self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD)
-        agree = AgreeOnStatistics(self.model, *periods)
+        agree = AverageRunningStatistics(self.model, *periods)
         if not self.cfg.TEST.PRECISE_BN.ENABLED:
             return [agree]
         precise = hooks.PreciseBN(
@@ -194,11 +184,11 @@ def evaluator_type(name: str) -> str:
         ValueError: it is not registered, or does not say how it is evaluated.
     """
     if name not in DatasetCatalog.list():
-        raise ValueError(f"DATASETS.TEST names {name!r}, which is not a registered data set")
+        raise UserError(f"DATASETS.TEST names {name!r}, which is not a registered data set")
     kind = MetadataCatalog.get(name).get("evaluator_type")
     if kind not in EVALUATORS:
         problem = "has no evaluator_type" if kind is None else f"has evaluator_type {kind!r}"
-        raise ValueError(
+        raise UserError(
             f"data set {name!r} {problem}, and it must be one of {', '.join(EVALUATORS)}; set "
             f"MetadataCatalog.get({name!r}).evaluator_type where you register it"
         )
@@ -209,17 +199,7 @@ def _check_keypoints(cfg: CfgNode) -> None:
     keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or COCO_KEYPOINTS
     if cfg.MODEL.KEYPOINT_ON and sigmas != keypoints:
-        raise ValueError(
+        raise UserError(
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {keypoints}, so TEST.KEYPOINT_OKS_SIGMAS "
             f"needs {keypoints} values, not {sigmas}; empty means COCO's {COCO_KEYPOINTS}"
-        )
-
-
-def _check_frozen(cfg: CfgNode) -> None:
-    frozen, norm = cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM
-    if not cfg.MODEL.WEIGHTS and (frozen > 0 or norm == "FrozenBN"):
-        raise ValueError(
-            f"MODEL.WEIGHTS is empty, and a backbone with random weights does not learn with "
-            f"MODEL.BACKBONE.FREEZE_AT {frozen} and MODEL.RESNETS.NORM {norm}; set them to 0 and "
-            "SyncBN"
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moco_d2.data.build import build_eval_loader
 from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.errors import UserError
 from moco_d2.evaluation.knn import accuracy, knn_predict
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
         for name in cfg.DATASETS.TEST:
             index = _labelled_index(name)
             if bank is not None and index.classes != bank_index.classes:
-                raise ValueError(
+                raise UserError(
                     f"kNN cannot compare {name} with the bank {knn.BANK}: their classes differ "
                     f"({len(index.classes)} and {len(bank_index.classes)})"
                 )
@@ -100,7 +101,7 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
 def _labelled_index(name: str) -> ImageIndex:
     index = load_image_index([name])
     if not index.classes or (index.labels < 0).any():
-        raise ValueError(
+        raise UserError(
             f"{name} has images without a class label, which kNN needs: put the images into one "
             "folder per class, or name another set in DATASETS.TEST and TEST.KNN.BANK"
         )

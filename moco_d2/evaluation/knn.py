@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from moco_d2.errors import UserError
+
 _CHUNK = 4096  # queries per matrix product, which bounds memory
 
 
@@ -34,7 +36,7 @@ def knn_predict(
     """
     k = min(k, len(bank) - (own_index is not None))
     if k < 1:
-        raise ValueError(f"kNN needs at least one neighbour per query; the bank has {len(bank)}")
+        raise UserError(f"kNN needs at least one neighbour per query; the bank has {len(bank)}")
     ranked = []
     for start in range(0, len(queries), _CHUNK):
         similarity = queries[start : start + _CHUNK] @ bank.T  # (n, M)

@@ -5,9 +5,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from detectron2.layers import NaiveSyncBatchNorm
 from detectron2.utils import comm
+from fvcore.nn.precise_bn import get_bn_modules
 from torch import Tensor, nn
 
 from moco_d2.engine.distributed import all_reduce_mean_, neighbour_group
+from moco_d2.errors import UserError
 
 
 class BatchNormGroups:
@@ -18,19 +20,22 @@ class BatchNormGroups:
     is synchronised over the processes that share it. Shared by all norm layers of an encoder.
     """
 
-    def __init__(self, size: int, channels_last: bool = False):
+    def __init__(self, size: int, channels_last: bool = False, parts: int = 1):
         """
         Args:
             size: G, images per group; 0 stands for the whole global batch.
             channels_last: memory format of the activations, which decides how groups lie in them.
+            parts: forwards that make up a step, each with whole groups; running statistics move
+                once per step, as if there were one forward.
         """
         if size < 0 or size == 1:
-            raise ValueError(
+            raise UserError(
                 f"BN groups of {size} image(s): a group needs at least two images to have "
                 "statistics (0 stands for the whole batch)"
             )
         self.size = size
         self.channels_last = channels_last
+        self.parts = parts
 
     def split(self, num_images: int) -> tuple[int, int]:
         """How this process's images fall into groups.
@@ -49,7 +54,7 @@ class BatchNormGroups:
             return num_images // size, 1
         if size % num_images == 0 and comm.get_world_size() % (size // num_images) == 0:
             return 1, size // num_images
-        raise ValueError(
+        raise UserError(
             f"BN groups of {size} images do not tile {comm.get_world_size()} process(es) with "
             f"{num_images} images each: set MODEL.BN_GROUP_SIZE to a divisor or a multiple of "
             f"{num_images}"
@@ -80,6 +85,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     """
 
     groups: BatchNormGroups
+    _part_statistics: list[tuple[Tensor, Tensor]]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> the same."""
@@ -92,11 +98,22 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             y, mean, var = self._normalise_interleaved(x, num_groups)
         else:
             y, mean, var = self._normalise_slices(x, num_groups)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var, self.momentum)
-            self.num_batches_tracked.add_(1)
+        self._part_statistics.append((mean, var))
+        if len(self._part_statistics) == self.groups.parts:
+            self._move_running_statistics()
         return y
+
+    @torch.no_grad()
+    def _move_running_statistics(self) -> None:
+        for running, values in zip(
+            (self.running_mean, self.running_var),
+            zip(*self._part_statistics, strict=True),
+            strict=True,
+        ):
+            mean = values[0] if len(values) == 1 else torch.stack(values).mean(0)
+            running.lerp_(mean, self.momentum)
+        self.num_batches_tracked.add_(1)
+        self._part_statistics.clear()
 
     def _normalise_interleaved(self, x: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
         n, c, h, w = x.shape
@@ -183,7 +200,7 @@ def group_batch_norms_(module: nn.Module, groups: BatchNormGroups) -> nn.Module:
     """
     for name, child in module.named_modules():
         if isinstance(child, (nn.SyncBatchNorm, NaiveSyncBatchNorm)):
-            raise ValueError(
+            raise UserError(
                 f"{name} is a {type(child).__name__}: in pretraining MODEL.BN_GROUP_SIZE says "
                 "which images share statistics (0: the whole batch, as SyncBN); set "
                 "MODEL.RESNETS.NORM to 'BN'"
@@ -191,17 +208,19 @@ def group_batch_norms_(module: nn.Module, groups: BatchNormGroups) -> nn.Module:
         if isinstance(child, nn.BatchNorm2d):
             child.__class__ = GroupedBatchNorm2d
             child.groups = groups
+            child._part_statistics = []
     return module
 
 
 @torch.no_grad()
 def average_running_statistics_(model: nn.Module) -> None:
-    """Make every process's running statistics the mean over the processes. A collective.
+    """Make the running statistics of every BN in training mode their mean over the processes.
 
-    Running statistics are linear in the statistics of the groups, so this is exact: they become
-    what one process with all groups would hold, and training goes on as if nothing had happened.
+    A collective. Running statistics are linear in the statistics of the groups, so for grouped BN
+    this is exact: they become what one process with all groups would hold, and training goes on
+    as if nothing had happened.
     """
-    norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm2d)]
+    norms = get_bn_modules(model)
     if not norms or comm.get_world_size() == 1:
         return
     buffers = [b for m in norms for b in (m.running_mean, m.running_var)]

@@ -61,5 +61,7 @@ def build_encoder(cfg: CfgNode) -> Encoder:
     head = build_projection_head(
         moco.HEAD, backbone.output_shape()[feature].channels, moco.MLP_DIM, moco.DIM
     )
-    groups = BatchNormGroups(cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST)
+    groups = BatchNormGroups(
+        cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST, cfg.SOLVER.ACCUMULATE
+    )
     return Encoder(backbone, feature, head, groups)

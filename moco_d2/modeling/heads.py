@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from moco_d2.errors import UserError
+
 
 def _linear(in_dim: int, hidden_dim: int, out_dim: int) -> nn.Module:
     """MoCo v1: one fully connected layer."""
@@ -29,5 +31,5 @@ def build_projection_head(kind: str, in_dim: int, hidden_dim: int, out_dim: int)
         ValueError: for an unknown kind.
     """
     if kind not in PROJECTION_HEADS:
-        raise ValueError(f"MODEL.MOCO.HEAD is {kind!r}; known: {sorted(PROJECTION_HEADS)}")
+        raise UserError(f"MODEL.MOCO.HEAD is {kind!r}; known: {sorted(PROJECTION_HEADS)}")
     return PROJECTION_HEADS[kind](in_dim, hidden_dim or in_dim, out_dim)

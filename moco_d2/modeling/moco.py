@@ -78,11 +78,12 @@ class MoCo(nn.Module):
         """Loss of a step in training; L2-normalised backbone features in evaluation.
 
         Args:
-            batch: in training `{"views": [uint8 (N, C, H, W), uint8 (N, C, H, W)], "position":
-                int64 (N,)}`, query's view first, N images of this process, the same N on each;
-                `position` counts the images of the whole run and keys the shuffle (without it
-                the steps are counted). In evaluation `{"image": uint8 (N, C, H, W)}`. Either also
-                as detectron2's list of one dict per image.
+            batch: in training a step, `{"views": [uint8 (N, C, H, W), uint8 (N, C, H, W)],
+                "position": int64 (N,)}`, query's view first, N images of this process, the same N
+                on each; `position` counts the images of the whole run and keys the shuffle
+                (without it the steps are counted); or a part of a step, from :meth:`split_step`.
+                In evaluation `{"image": uint8 (N, C, H, W)}`. Steps and images also as
+                detectron2's list of one dict per image.
 
         Returns:
             `{"loss_contrastive": scalar}`, or float (N, features).
@@ -93,26 +94,59 @@ class MoCo(nn.Module):
             features = self.encoder_q.features(self.normalise(batch["image"]))
             return F.normalize(features.float(), dim=1)
 
-        view_q, view_k = (view.to(self.device, non_blocking=True) for view in batch["views"])
-        q = F.normalize(_full_precision(self.encoder_q(self.normalise(view_q))), dim=1)  # (N, C)
-        keys = self.encode_keys(view_k, self._iteration(batch))  # (B, C), of all processes
-        first = comm.get_rank() * len(q)
-        k = keys[first : first + len(q)]
-        loss, rank = info_nce(q, k, self.dictionary.keys, self.temperature)
-
-        self._step_keys = keys
+        if "keys" not in batch:
+            (batch,) = self.split_step(batch, 1)
+        q = F.normalize(_full_precision(self.encoder_q(self.normalise(batch["view"]))), dim=1)
+        loss, rank = info_nce(q, batch["keys"], self.dictionary.keys, self.temperature)
         log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
         log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)
         log_scalar("[metric]chance_level", math.log(len(self.dictionary.keys) + 1))
         return {"loss_contrastive": loss}
 
     @torch.no_grad()
-    def encode_keys(self, images: Tensor, iteration: int) -> Tensor:
+    def split_step(self, batch: dict | list[dict], parts: int) -> list[dict]:
+        """Encode a step's keys and divide its queries, so that each part can be its own forward.
+
+        All queries meet the keys of the whole batch and the dictionary as it stands, so that the
+        mean of the parts' losses is the loss of the undivided step. Call :meth:`finish_step` once.
+
+        Args:
+            batch: as for `forward`, in training.
+            parts: number of equal parts, each of whole BN groups; the encoders' `groups.parts`.
+
+        Returns:
+            `parts` batches `{"view": uint8 (N / parts, C, H, W), "keys": (N / parts, C)}` to call
+            the model with.
+        """
+        if self._step_keys is not None:
+            raise RuntimeError(
+                "two training steps without MoCo.finish_step between them: keys would be lost and "
+                "the key encoder never move. Train with PretrainTrainer of moco_d2.engine.trainer, "
+                "or register KeyEncoderUpdate of moco_d2.engine.hooks with your trainer"
+            )
+        if isinstance(batch, list):
+            batch = _collate(batch)
+        self._steps_seen += 1
+        view_q, view_k = (view.to(self.device, non_blocking=True) for view in batch["views"])
+        iteration = self._steps_seen
+        if "position" in batch:
+            iteration = int(batch["position"][0]) // (comm.get_world_size() * len(view_q))
+        self._step_keys = self.encode_keys(view_k, iteration, parts)  # (B, C), of all processes
+        first = comm.get_rank() * len(view_q)
+        own = self._step_keys[first : first + len(view_q)]
+        return [
+            {"view": view, "keys": keys}
+            for view, keys in zip(view_q.chunk(parts), own.chunk(parts), strict=True)
+        ]
+
+    @torch.no_grad()
+    def encode_keys(self, images: Tensor, iteration: int, parts: int = 1) -> Tensor:
         """Keys of the whole batch, encoded in shuffled BN groups.
 
         Args:
             images: uint8 (N, C, H, W) of this process.
             iteration: keys the permutation; the same on every process.
+            parts: forwards of the key encoder, each of whole groups.
 
         Returns:
             (B, C) L2-normalised keys of all processes in the order of position.
@@ -122,8 +156,8 @@ class MoCo(nn.Module):
             batch_size = comm.get_world_size() * len(images)
             permutation = shuffle_permutation(batch_size, self.seed, iteration)
             images = shuffle_images(images, permutation)
-        k = F.normalize(_full_precision(self.encoder_k(self.normalise(images))), dim=1)
-        return gather_keys(k, permutation)
+        k = torch.cat([self.encoder_k(self.normalise(part)) for part in images.chunk(parts)])
+        return gather_keys(F.normalize(_full_precision(k), dim=1), permutation)
 
     @torch.no_grad()
     def finish_step(self, momentum: float) -> None:
@@ -153,20 +187,6 @@ class MoCo(nn.Module):
                 f"MoCo takes images as uint8 (N, C, H, W); got {images.dtype} {tuple(images.shape)}"
             )
         return (images.to(self.device, non_blocking=True) - self.pixel_mean) / self.pixel_std
-
-    def _iteration(self, batch: dict) -> int:
-        if self._step_keys is not None:
-            raise RuntimeError(
-                "two training forwards without MoCo.finish_step between them: keys would be lost "
-                "and the key encoder never move. Train with PretrainTrainer of "
-                "moco_d2.engine.trainer, or register KeyEncoderUpdate of moco_d2.engine.hooks "
-                "with your trainer"
-            )
-        self._steps_seen += 1
-        if "position" not in batch:
-            return self._steps_seen
-        position = batch["position"]
-        return int(position[0]) // (comm.get_world_size() * len(position))
 
 
 def _full_precision(x: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from detectron2.solver.build import get_default_optimizer_params, maybe_add_grad
 from torch import nn
 from torch.optim import Optimizer
 
+from moco_d2.errors import UserError
+
 
 def _sgd(params: list[dict], solver: CfgNode) -> Optimizer:
     return torch.optim.SGD(
@@ -33,7 +35,7 @@ def build_pretrain_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """
     solver = cfg.SOLVER
     if solver.OPTIMIZER not in OPTIMIZERS:
-        raise ValueError(
+        raise UserError(
             f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; known: {', '.join(sorted(OPTIMIZERS))}"
         )
     params = get_default_optimizer_params(

@@ -13,6 +13,7 @@ from PIL import Image
 from moco_d2.data.build import UnreadableImages, build_eval_loader, build_pretrain_loader
 from moco_d2.data.datasets import load_image_index
 from moco_d2.data.mapper import NoReadableImages
+from moco_d2.errors import UserError
 
 MEAN = (123.675, 116.28, 103.53)
 OPTIONS = {"size": 32, "query": "moco_v1", "key": "moco_v2", "seed": 7, "pixel_mean": MEAN}
@@ -176,7 +177,7 @@ def test_limit_of_unreadable_images(num_images, unreadable, seen, stops):
     counter = UnreadableImages(num_images)
     counter.update([(i, f"{i}.jpg", "empty") for i in range(unreadable)])
     if stops:
-        with pytest.raises(RuntimeError, match=rf"{unreadable} of .*0.jpg \(empty\)"):
+        with pytest.raises(UserError, match=rf"{unreadable} of .*0.jpg \(empty\)"):
             counter.check(seen)
     else:
         counter.check(seen)
@@ -215,5 +216,5 @@ def test_eval_loader_leaves_out_one_unreadable_image(photos, tmp_path, caplog):
 def test_eval_loader_stops_when_too_many_are_unreadable(damaged):
     index = load_image_index([damaged])
     options = {"size": 28, "batch_size": 4, "pixel_mean": MEAN}
-    with pytest.raises(RuntimeError, match="images cannot be read"):
+    with pytest.raises(UserError, match="images cannot be read"):
         list(build_eval_loader(index, **options, indices=np.arange(len(index))))

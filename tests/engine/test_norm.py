@@ -9,7 +9,8 @@ from support import run_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from moco_d2.engine.norm import average_statistics_, resolve_norms
+from moco_d2.engine.norm import resolve_norms
+from moco_d2.modeling.batch_norm import average_running_statistics_
 
 
 def config():
@@ -67,7 +68,7 @@ def _two_processes(path):
     for i, norm in enumerate(norms):
         norm.running_mean.fill_(10.0 * i + rank)
         norm.running_var.fill_(20.0 * i + 3 * rank)
-    average_statistics_(model)
+    average_running_statistics_(model)
     torch.save(dict(model.named_buffers()), f"{path}/{rank}.pt")
 
 
