@@ -1,20 +1,16 @@
 """Trainers: what every run of this project shares, and MoCo pretraining."""
 
-import contextlib
 import functools
 import logging
-import time
 import weakref
 
-import torch
 from detectron2.config import CfgNode
-from detectron2.engine import DefaultTrainer, SimpleTrainer, TrainerBase, hooks
+from detectron2.engine import DefaultTrainer, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 from detectron2.utils.file_io import PathManager
 from detectron2.utils.logger import setup_logger
-from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.loading import load_pretraining_weights_
@@ -29,89 +25,14 @@ from moco_d2.engine.hooks import (
     UnreadableImagesCheck,
     unwrap,
 )
+from moco_d2.engine.identity import RunIdentity
 from moco_d2.engine.scalars import ScalarBuffer
+from moco_d2.engine.step import PRECISIONS, Step
 from moco_d2.errors import UserError
 from moco_d2.evaluation.features import evaluate_knn
 from moco_d2.solver.build import build_pretrain_optimizer
 
 logger = logging.getLogger(__name__)
-
-PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class Step(SimpleTrainer):
-    """One optimizer step: detectron2's, with mixed precision on any device and without reading
-    the loss back from the device every time."""
-
-    def __init__(
-        self,
-        model,
-        optimizer,
-        scalars: ScalarBuffer,
-        precision: torch.dtype | None = None,
-        parts: int = 1,
-    ):
-        """
-        Args:
-            model: in DDP or not; with `split_step` when there are several parts.
-            scalars: where losses and times are logged.
-            precision: of autocast; None: no mixed precision.
-            parts: forwards and backwards that make up a step.
-        """
-        super().__init__(model, data_loader=None, optimizer=optimizer)
-        self.scalars = scalars
-        self.parts = parts
-        self.device = unwrap(model).device
-        self.precision = precision
-        # bfloat16 has float32's range: only float16 needs its loss scaled.
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=precision == torch.float16 and self.device.type == "cuda"
-        )
-
-    def run_step(self):
-        start = time.perf_counter()
-        data = next(self._data_loader_iter)
-        data_time = time.perf_counter() - start
-        self.optimizer.zero_grad()
-        if self.parts == 1:
-            self._forward_backward(data)
-        else:
-            with self._autocast():
-                parts = unwrap(self.model).split_step(data, self.parts)
-            for number, part in enumerate(parts, 1):
-                with self._gradients_stay_here(number < self.parts):
-                    self._forward_backward(part)
-        # Gradient clipping, which sits in the optimizer's step, must see true gradients.
-        self.scaler.unscale_(self.optimizer)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.scalars.put("data_time", data_time)
-
-    def _forward_backward(self, data) -> None:
-        with self._autocast():
-            losses = self.model(data)
-        total = sum(losses.values())
-        self.scaler.scale(total / self.parts).backward()
-        for name, loss in {**losses, "total_loss": total}.items():
-            self.scalars.put(name, loss)
-
-    def _autocast(self):
-        if self.precision is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.precision)
-
-    def _gradients_stay_here(self, more_to_come: bool):
-        """Processes exchange gradients with the last part of a step only."""
-        if more_to_come and isinstance(self.model, DistributedDataParallel):
-            return self.model.no_sync()
-        return contextlib.nullcontext()
-
-    def state_dict(self):
-        return {**super().state_dict(), "grad_scaler": self.scaler.state_dict()}
-
-    def load_state_dict(self, state_dict):
-        super().load_state_dict(state_dict)
-        self.scaler.load_state_dict(state_dict["grad_scaler"])
 
 
 class BaseTrainer(DefaultTrainer):
@@ -227,55 +148,6 @@ class BaseTrainer(DefaultTrainer):
 def training_images(names: tuple[str, ...]) -> ImageIndex:
     """The index of DATASETS.TRAIN, read once per process."""
     return load_image_index(names)
-
-
-class RunIdentity:
-    """What a checkpoint records of its run: enough to export it, and to refuse a resume that would
-    silently become another run."""
-
-    def __init__(self, cfg: CfgNode, num_images: int):
-        resnets, model = cfg.MODEL.RESNETS, cfg.MODEL
-        self._values = {
-            "meta_architecture": model.META_ARCHITECTURE,
-            "input": {
-                "format": cfg.INPUT.FORMAT,
-                "pixel_mean": list(model.PIXEL_MEAN),
-                "pixel_std": list(model.PIXEL_STD),
-                "stride_in_1x1": resnets.STRIDE_IN_1X1,
-            },
-            "backbone": {
-                "name": model.BACKBONE.NAME,
-                "depth": resnets.DEPTH,
-                "num_groups": resnets.NUM_GROUPS,
-                "width_per_group": resnets.WIDTH_PER_GROUP,
-                "res2_out_channels": resnets.RES2_OUT_CHANNELS,
-                "stem_out_channels": resnets.STEM_OUT_CHANNELS,
-                "norm": resnets.NORM,
-                "out_features": list(resnets.OUT_FEATURES),
-            },
-            "dim": model.MOCO.DIM,
-            "head": model.MOCO.HEAD,
-            "seed": cfg.SEED,
-            "num_images": num_images,
-            "batch": cfg.SOLVER.IMS_PER_BATCH,
-            "epochs": cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / num_images,
-        }
-
-    def state_dict(self) -> dict:
-        return self._values
-
-    def load_state_dict(self, saved: dict) -> None:
-        for name, option in (
-            ("seed", "SEED"),
-            ("num_images", "the size of DATASETS.TRAIN"),
-            ("batch", "SOLVER.IMS_PER_BATCH"),
-        ):
-            if saved[name] != self._values[name]:
-                raise UserError(
-                    f"cannot resume: {option} is {self._values[name]} and was {saved[name]} in the "
-                    "checkpoint, so the run would not go on with the same images; restore it, or "
-                    "start a new run in another OUTPUT_DIR from MODEL.WEIGHTS"
-                )
 
 
 class PretrainTrainer(BaseTrainer):
