@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moco_d2.data.colour import ColourStep, apply_colour
 from moco_d2.data.operations import (
     CenterCrop,
     ColorJitter,
@@ -14,6 +15,7 @@ from moco_d2.data.operations import (
     Operation,
     QuarterTurn,
     RandomResizedCrop,
+    Solarize,
     Sometimes,
 )
 from moco_d2.errors import UserError
@@ -32,16 +34,59 @@ class ViewRecipe:
         """Make a view.
 
         Args:
-            image: uint8 (H, W, 3), RGB. It is not changed.
+            image: uint8 (H, W, C), RGB where C = 3. It is not changed.
             rng: where all random numbers come from, in a fixed order.
             size: side of the view, in pixels.
 
         Returns:
-            uint8 (size, size, 3), RGB.
+            uint8 (size, size, C).
         """
-        for operation in self.operations:
-            image = operation.apply(image, operation.draw(rng, image.shape[:2], size))
-        return image
+        return self.apply(image, self.draw(rng, image.shape[:2], size))
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, int], size: int) -> tuple:
+        """Draw the parameters of all operations for an image of ``shape`` (H, W)."""
+        first, *others = self.operations
+        params = [first.draw(rng, shape, size)]
+        params += [operation.draw(rng, (size, size), size) for operation in others]
+        return tuple(params)
+
+    def apply(self, image: np.ndarray, params: tuple) -> np.ndarray:
+        """Make the view that was drawn. Colour operations in a row are fused."""
+        colour: tuple[ColourStep, ...] = ()
+        for operation, drawn in zip(self.operations, params, strict=True):
+            steps = operation.colour_steps(drawn)
+            if steps is not None:
+                colour += steps
+                continue
+            if drawn is None:
+                continue
+            image, colour = operation.apply(apply_colour(image, colour), drawn), ()
+        return apply_colour(image, colour)
+
+    def shrinkage(self, params: tuple, shape: tuple[int, int]) -> float:
+        """How many pixels of an image of ``shape`` become one of the view that was drawn."""
+        return self.operations[0].shrinkage(params[0], shape)
+
+    def for_reduced(self, params: tuple, factor: int) -> tuple:
+        """The same view, of the image decoded at 1 / ``factor`` of its size."""
+        return (self.operations[0].for_reduced(params[0], factor), *params[1:])
+
+    def for_channels(self, channels: int) -> tuple["ViewRecipe", tuple[str, ...]]:
+        """The recipe for images of so many channels, and the names of what was dropped."""
+        adapted = [operation.for_channels(channels) for operation in self.operations]
+        kept = [operation for operation, _ in adapted if operation is not None]
+        return ViewRecipe(*kept), tuple(name for _, names in adapted for name in names)
+
+
+def _moco_v3(blur: float, solarize: float) -> ViewRecipe:
+    return ViewRecipe(
+        RandomResizedCrop(scale=(0.2, 1.0)),
+        Sometimes(0.8, ColorJitter(0.4, 0.4, 0.2, 0.1)),
+        Sometimes(0.2, Grayscale()),
+        Sometimes(blur, GaussianBlur(sigma=(0.1, 2.0))),
+        Sometimes(solarize, Solarize()),
+        Sometimes(0.5, HorizontalFlip()),
+    )
 
 
 VIEW_RECIPES: dict[str, Callable[[np.ndarray, np.random.Generator, int], np.ndarray]] = {
@@ -59,6 +104,14 @@ VIEW_RECIPES: dict[str, Callable[[np.ndarray, np.random.Generator, int], np.ndar
         Sometimes(0.2, Grayscale()),
         Sometimes(0.5, GaussianBlur(sigma=(0.1, 2.0))),
         Sometimes(0.5, HorizontalFlip()),
+    ),
+    # MoCo v3 (arXiv 2104.02057, App. A), BYOL's two views: the first always blurred, the second
+    # seldom, but sometimes solarized.
+    "moco_v3_1": _moco_v3(blur=1.0, solarize=0.0),
+    "moco_v3_2": _moco_v3(blur=0.1, solarize=0.2),
+    # Training with labels on ImageNet (torchvision's references/classification).
+    "supervised": ViewRecipe(
+        RandomResizedCrop(scale=(0.08, 1.0)), Sometimes(0.5, HorizontalFlip())
     ),
     # v2 for the built-in data set at 48 to 64 pixels: in it neither colour nor the way up tells
     # the class, and a crop below 0.4 shows less than an object.
