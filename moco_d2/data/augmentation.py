@@ -20,6 +20,9 @@ from moco_d2.data.operations import (
 )
 from moco_d2.errors import UserError
 
+# Called with an image, a generator and a size, returns a view; see ViewRecipe.__call__.
+Recipe = Callable[[np.ndarray, np.random.Generator, int], np.ndarray]
+
 
 @dataclass(frozen=True, init=False)
 class ViewRecipe:
@@ -89,7 +92,7 @@ def _moco_v3(blur: float, solarize: float) -> ViewRecipe:
     )
 
 
-VIEW_RECIPES: dict[str, Callable[[np.ndarray, np.random.Generator, int], np.ndarray]] = {
+VIEW_RECIPES: dict[str, Recipe] = {
     # MoCo v1 (arXiv 1911.05722, Sec. 3.3, "Technical details"), in the order of its code.
     "moco_v1": ViewRecipe(
         RandomResizedCrop(scale=(0.2, 1.0)),
@@ -128,9 +131,7 @@ VIEW_RECIPES: dict[str, Callable[[np.ndarray, np.random.Generator, int], np.ndar
 }
 
 
-def register_view_recipe(
-    name: str, recipe: Callable[[np.ndarray, np.random.Generator, int], np.ndarray]
-) -> None:
+def register_view_recipe(name: str, recipe: Recipe) -> None:
     """Add a recipe that INPUT.VIEWS.QUERY and INPUT.VIEWS.KEY may name.
 
     Args:
@@ -146,7 +147,7 @@ def register_view_recipe(
     VIEW_RECIPES[name] = recipe
 
 
-def get_view_recipe(name: str) -> Callable[[np.ndarray, np.random.Generator, int], np.ndarray]:
+def get_view_recipe(name: str) -> Recipe:
     """Return a recipe of ``VIEW_RECIPES``; an unknown name is a ValueError that lists them."""
     if name not in VIEW_RECIPES:
         raise UserError(

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
-from moco_d2.data.augmentation import get_view_recipe
-from moco_d2.data.datasets import ImageIndex
+from moco_d2.data.augmentation import Recipe, ViewRecipe, get_view_recipe
+from moco_d2.data.image_io import PixelFormat
+from moco_d2.data.index import ImageIndex
 from moco_d2.data.mapper import NoReadableImages, Sample, ViewMapper
 from moco_d2.data.streams import SampleStream
 from moco_d2.errors import UserError
@@ -19,7 +20,7 @@ from moco_d2.errors import UserError
 logger = logging.getLogger(__name__)
 
 # INPUT.FORMAT -> where its channels are in RGB; both orders are their own inverse.
-_CHANNELS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
+_ORDERS = {"RGB": (0, 1, 2), "BGR": (2, 1, 0)}
 
 Place = tuple[int, int]  # position in the sample stream, index of an image
 
@@ -149,18 +150,22 @@ class EvalLoader:
 
 
 class _Collate:
-    """Stacks samples into tensors, (H, W, RGB) to (N, C, H, W) in the channel order asked for."""
+    """Stacks samples into tensors, (H, W, C) to (N, C, H, W) in the channel order asked for."""
 
-    def __init__(self, image_format: str):
-        self._channels = _CHANNELS[image_format]
+    def __init__(self, order: Sequence[int]):
+        """
+        Args:
+            order: where each channel of the result is in the samples.
+        """
+        self._order = order
 
     def _stack(self, images: Sequence[np.ndarray]) -> torch.Tensor:
         side = images[0].shape[0] if images else 0
-        batch = torch.empty((len(images), 3, side, side), dtype=torch.uint8)
+        batch = torch.empty((len(images), len(self._order), side, side), dtype=torch.uint8)
         if get_worker_info() is not None:
             batch.share_memory_()  # written once, where the main process reads it
         for planes, image in zip(batch.numpy(), images, strict=True):
-            for plane, channel in zip(planes, self._channels, strict=True):
+            for plane, channel in zip(planes, self._order, strict=True):
                 cv2.extractChannel(image, channel, plane)
         return batch
 
@@ -205,6 +210,8 @@ def build_pretrain_loader(
     seed: int,
     pixel_mean: Sequence[float],
     format: str = "RGB",
+    deep_range: Sequence[int] = (0, 65535),
+    max_pixels: int = 200_000_000,
     start_iter: int = 0,
     num_iters: int | None = None,
     rank: int = 0,
@@ -222,8 +229,11 @@ def build_pretrain_loader(
         size: side of the views, in pixels.
         query, key: names of view recipes.
         seed: of the run, 64 bits.
-        pixel_mean: 3 floats in the order of ``format``, shown through transparent pixels.
-        format: channel order, "RGB" or "BGR".
+        pixel_mean: a float per channel, which sets their number, C; shown through transparent
+            pixels.
+        format: channel order where C = 3, "RGB" or "BGR".
+        deep_range: the values of 16-bit images that become 0 and 255.
+        max_pixels: images with more are unreadable.
         start_iter: iteration of the first batch.
         num_iters: number of batches; None: no end.
         rank, world_size: this process and the number of processes.
@@ -231,7 +241,7 @@ def build_pretrain_loader(
 
     Returns:
         An iterable over dicts, with n = batch_size / world_size: ``views`` (two tensors, uint8
-        (n, 3, size, size)), ``position`` and ``index`` (int64 (n,), place in the sample stream
+        (n, C, size, size)), ``position`` and ``index`` (int64 (n,), place in the sample stream
         and image shown there), ``unreadable`` (list of (index, path, reason): images that were
         due but replaced). Iterating raises :class:`NoReadableImages` if no replacement is found.
 
@@ -247,9 +257,11 @@ def build_pretrain_loader(
         rank=rank,
         world_size=world_size,
     )
-    recipes = (get_view_recipe(query), get_view_recipe(key))
-    mapper = ViewMapper(index, recipes, size, seed, _to_rgb(pixel_mean, format))
-    return PretrainLoader(_loader(mapper, sampler, _CollateViews(format), num_workers))
+    order = _channel_order(pixel_mean, format)
+    pixels = _pixel_format(pixel_mean, order, deep_range, max_pixels)
+    recipes = tuple(_recipe_for(name, pixels.channels) for name in (query, key))
+    mapper = ViewMapper(index, recipes, size, seed, pixels)
+    return PretrainLoader(_loader(mapper, sampler, _CollateViews(order), num_workers))
 
 
 def build_eval_loader(
@@ -260,6 +272,8 @@ def build_eval_loader(
     indices: np.ndarray,
     pixel_mean: Sequence[float],
     format: str = "RGB",
+    deep_range: Sequence[int] = (0, 65535),
+    max_pixels: int = 200_000_000,
     num_workers: int = 0,
 ) -> EvalLoader:
     """Build a loader that shows the centre crop of some images once, in the order given.
@@ -269,10 +283,11 @@ def build_eval_loader(
         size: side of the crop, in pixels.
         batch_size: images in a batch; the last may have fewer.
         indices: int64 (M,), which images.
-        pixel_mean, format, num_workers: as in :func:`build_pretrain_loader`.
+        pixel_mean, format, deep_range, max_pixels, num_workers: as in
+            :func:`build_pretrain_loader`.
 
     Returns:
-        An iterable over dicts: ``image`` (uint8 (n, 3, size, size)), ``label`` (int64 (n,), -1
+        An iterable over dicts: ``image`` (uint8 (n, C, size, size)), ``label`` (int64 (n,), -1
         unknown) and ``index`` (int64 (n,)). Unreadable images are left out and logged; more than
         1 % of them is a UserError.
 
@@ -282,17 +297,50 @@ def build_eval_loader(
     places = list(enumerate(np.asarray(indices).tolist()))
     batches = [places[i : i + batch_size] for i in range(0, len(places), batch_size)]
     recipes = (get_view_recipe("center_crop"),)
-    mapper = ViewMapper(index, recipes, size, 0, _to_rgb(pixel_mean, format), attempts=0)
-    loader = _loader(mapper, batches, _CollateLabelled(format), num_workers)
+    order = _channel_order(pixel_mean, format)
+    pixels = _pixel_format(pixel_mean, order, deep_range, max_pixels)
+    mapper = ViewMapper(index, recipes, size, 0, pixels, attempts=0)
+    loader = _loader(mapper, batches, _CollateLabelled(order), num_workers)
     return EvalLoader(loader, len(places))
 
 
-def _to_rgb(pixel_mean: Sequence[float], image_format: str) -> tuple[float, ...]:
-    if image_format not in _CHANNELS:
+def _channel_order(pixel_mean: Sequence[float], image_format: str) -> tuple[int, ...]:
+    """Where each channel of a batch is in a decoded image."""
+    if len(pixel_mean) != 3:
+        return tuple(range(len(pixel_mean)))
+    if image_format not in _ORDERS:
         raise UserError(
-            f"INPUT.FORMAT is {image_format!r}: pretraining takes one of {', '.join(_CHANNELS)}."
+            f"INPUT.FORMAT is {image_format!r}: pretraining takes one of {', '.join(_ORDERS)}."
         )
-    return tuple(pixel_mean[channel] for channel in _CHANNELS[image_format])
+    return _ORDERS[image_format]
+
+
+def _pixel_format(
+    pixel_mean: Sequence[float],
+    order: Sequence[int],
+    deep_range: Sequence[int],
+    max_pixels: int,
+) -> PixelFormat:
+    if not 0 <= deep_range[0] < deep_range[1] <= 65535:
+        raise UserError(
+            f"INPUT.DEEP_RANGE is {tuple(deep_range)}: it must be two rising values of 0 to 65535."
+        )
+    mean = tuple(float(pixel_mean[channel]) for channel in order)
+    return PixelFormat(mean, tuple(deep_range), max_pixels)
+
+
+def _recipe_for(name: str, channels: int) -> Recipe:
+    """The recipe without what makes no sense for so many channels, which is logged."""
+    recipe = get_view_recipe(name)
+    if not isinstance(recipe, ViewRecipe):
+        return recipe
+    recipe, dropped = recipe.for_channels(channels)
+    if dropped:
+        logger.info(
+            f"Views {name}: without {', '.join(dropped)}, since images have {channels} "
+            "channel(s) (MODEL.PIXEL_MEAN)."
+        )
+    return recipe
 
 
 def _loader(mapper: ViewMapper, batches: Any, collate: _Collate, num_workers: int) -> DataLoader:

@@ -1,51 +1,24 @@
-"""What DATASETS.TRAIN may name, registered sets and folders of images, as a compact index."""
+"""What DATASETS.TRAIN may name: registered sets, folders, lists, tar shards, as one index."""
 
 import difflib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.utils.file_io import PathManager
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+from moco_d2.data.folders import is_image_name, read_folder
+from moco_d2.data.index import ImageIndex
+from moco_d2.data.lists import is_list_name, read_list
+from moco_d2.data.paths import expand_paths
+from moco_d2.data.shards import read_shards
+from moco_d2.errors import UserError
 
 _DATASETS_ROOT = os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets"))
 _OWN_FOLDER = "name your own folder of images: DATASETS.TRAIN \"('path/to/images',)\""
-
-
-class ImageIndex:
-    """Paths and labels of N images in NumPy arrays: a million images cost bytes, not objects.
-
-    Attributes:
-        labels: int64 (N,), index into ``classes``, or -1 where the label is not known.
-        classes: class names.
-        nbytes: memory of paths and labels, in bytes.
-    """
-
-    def __init__(self, paths: Sequence[str], labels: Sequence[int], classes: Sequence[str] = ()):
-        """
-        Args:
-            paths: N paths.
-            labels: N indices into ``classes``, -1 for unknown.
-            classes: class names.
-        """
-        encoded = [os.fsencode(path) for path in paths]
-        self._blob = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self.labels = np.asarray(labels, dtype=np.int64).reshape(len(encoded))
-        self.classes = tuple(classes)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def path(self, i: int) -> str:
-        """Return the path of image i, 0 <= i < N."""
-        return os.fsdecode(self._blob[self._ends[i] : self._ends[i + 1]].tobytes())
-
-    @property
-    def nbytes(self) -> int:
-        return self._blob.nbytes + self._ends.nbytes + self.labels.nbytes
 
 
 def register_image_folder(name: str, root: str) -> None:
@@ -64,11 +37,17 @@ def register_image_folder(name: str, root: str) -> None:
 def load_image_index(names: Sequence[str]) -> ImageIndex:
     """Read the images that a config names into one index, in the order of the names.
 
-    Each name is a data set registered with detectron2 (by :func:`register_image_folder`, or any
-    set whose dicts have ``file_name``; annotations are ignored and images without any are kept),
-    or a path to a folder. Folders are searched recursively for files that end in
-    ``IMAGE_EXTENSIONS`` in any case, hidden ones ignored, and sorted. The first level of
-    sub-folders are the classes if every image lies in one; otherwise no label is known. Equal
+    Each name is one of
+
+    - a data set registered with detectron2: by :func:`register_image_folder`, or any set whose
+      dicts have ``file_name``; annotations are ignored and images without any are kept;
+    - a folder, see :func:`moco_d2.data.folders.read_folder`;
+    - a list, see :func:`moco_d2.data.lists.read_list`; its options follow the path, as in
+      ``photos.csv?root=/data/photos&column=url``;
+    - tar shards, see :func:`moco_d2.data.shards.read_shards`;
+    - an image file.
+
+    Paths may have ranges and alternatives in braces (``{000..127}``, ``{a,b}``) and globs. Equal
     class names of several sets are one class.
 
     Args:
@@ -79,27 +58,18 @@ def load_image_index(names: Sequence[str]) -> ImageIndex:
 
     Raises:
         FileNotFoundError: a folder or annotation file is missing, or holds no image.
-        ValueError: no name given, an unknown name, or a set whose dicts name no files.
+        UserError: no name given, an unknown name, or a set whose dicts name no files.
     """
     if isinstance(names, str) or not names:
-        raise ValueError(
+        raise UserError(
             f"Images are named by a tuple of at least one data set or folder, got {names!r}: "
             f"name a registered data set, or {_OWN_FOLDER}."
         )
-    paths: list[str] = []
-    labels: list[int] = []
-    classes: dict[str, int] = {}
+    parts = []
     for name in names:
-        source = next((read for knows, read in _SOURCES if knows(name)), _raise_unknown)
-        new_paths, new_labels, new_classes = source(name)
-        numbers = [classes.setdefault(c, len(classes)) for c in new_classes]
-        paths += new_paths
-        labels += [numbers[label] if label >= 0 else -1 for label in new_labels]
-    return ImageIndex(paths, labels, tuple(classes))
-
-
-# What a source returns: N paths, N labels (-1: unknown), class names.
-_Source = tuple[list[str], list[int], Sequence[str]]
+        read = next((read for knows, read in _REGISTERED if knows(name)), _read_paths)
+        parts.append(read(name))
+    return ImageIndex.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -127,17 +97,17 @@ def _is_registered_folder(name: str) -> bool:
     return name in DatasetCatalog and isinstance(DatasetCatalog[name], _ImageFolder)
 
 
-def _read_registered_folder(name: str) -> _Source:
+def _read_registered_folder(name: str) -> ImageIndex:
     folder = DatasetCatalog[name]
     if not os.path.isdir(folder.root):
         raise FileNotFoundError(
             f"The images of data set {name!r} are looked for in the folder {folder.root!r}, which "
             f"does not exist: {folder.remedy}."
         )
-    return _read_folder(folder.root)
+    return read_folder(folder.root)
 
 
-def _read_catalog(name: str) -> _Source:
+def _read_catalog(name: str) -> ImageIndex:
     try:
         dicts = DatasetCatalog.get(name)
     except FileNotFoundError as error:
@@ -152,7 +122,7 @@ def _read_catalog(name: str) -> _Source:
         paths = [d["file_name"] for d in dicts]
         labels = [int(d.get("label", -1)) for d in dicts]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"Data set {name!r} is not a list of dicts with 'file_name', so its images cannot be "
             f"found: name another set, or {_OWN_FOLDER}."
         ) from error
@@ -163,56 +133,81 @@ def _read_catalog(name: str) -> _Source:
     metadata = MetadataCatalog.get(name)
     classes = list(metadata.get("classes", metadata.get("thing_classes", ())))
     classes += [str(label) for label in range(len(classes), max(labels) + 1)]
-    return paths, labels, classes if max(labels) >= 0 else ()
+    return ImageIndex(paths, labels, classes if max(labels) >= 0 else ())
 
 
-def _read_folder(root: str) -> _Source:
-    files = sorted(_image_files(root))
-    if not files:
-        raise FileNotFoundError(
-            f"The folder {root!r} holds no image: files must end in "
-            f"{', '.join(IMAGE_EXTENSIONS)} and may lie in sub-folders."
+def _read_paths(name: str) -> ImageIndex:
+    """Read what a name stands for that is not registered."""
+    path, _, options = name.partition("?")
+    options = dict(urllib.parse.parse_qsl(options)) if is_list_name(path) else {}
+    paths = [path] if options else expand_paths(name)
+    missing = [path for path in paths if not PathManager.exists(path)]
+    if missing or not paths:
+        _raise_unknown(missing[0] if missing else name)
+    if set(options) - {"root", "column"}:
+        raise UserError(f"The list {name!r} has unknown options: a list takes root and column.")
+    parts = []
+    for kind, group in itertools.groupby(paths, _kind):
+        parts += kind(name, list(group), options)
+    return ImageIndex.concatenate(parts)
+
+
+def _kind(path: str) -> "_Reader":
+    reader = next((read for knows, read in _KINDS if knows(path)), None)
+    if reader is None:
+        raise UserError(
+            f"{path!r} is neither a folder nor a file of a known kind: images may be named by a "
+            "folder, a list (.txt, .csv, .parquet), tar shards (.tar), or one by one."
         )
-    paths = [os.path.join(root, file) for file in files]
-    if not all(os.sep in file for file in files):
-        return paths, [-1] * len(files), ()
-    names = [file.split(os.sep, 1)[0] for file in files]
-    classes = sorted(set(names))
-    number = {name: i for i, name in enumerate(classes)}
-    return paths, [number[name] for name in names], classes
+    return reader
 
 
-def _image_files(root: str, folder: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield image files below a folder, relative to root. Follows links, but not in circles."""
-    real = os.path.realpath(os.path.join(root, folder))
-    if real in above:
-        return
-    with os.scandir(real) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            relative = os.path.join(folder, entry.name)
-            if entry.is_dir():
-                yield from _image_files(root, relative, (*above, real))
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS:
-                yield relative
-
-
-def _raise_unknown(name: str) -> _Source:
+def _raise_unknown(name: str) -> None:
     close = difflib.get_close_matches(name, DatasetCatalog.list(), n=3)
     hint = f"close registered names are {', '.join(close)}" if close else _OWN_FOLDER
-    raise ValueError(f"{name!r} is neither a registered data set nor a folder: {hint}.")
+    raise UserError(
+        f"{name!r} is neither a registered data set nor a folder, list, shard or image: {hint}."
+    )
 
 
-# How to read what a config names: (does this source know the name, reader), first match wins.
-_SOURCES = (
+def _read_folders(name: str, paths: list[str], options: dict) -> list[ImageIndex]:
+    return [read_folder(path) for path in paths]
+
+
+def _read_shards(name: str, paths: list[str], options: dict) -> list[ImageIndex]:
+    return [read_shards(name, paths)]
+
+
+def _read_lists(name: str, paths: list[str], options: dict) -> list[ImageIndex]:
+    return [read_list(path, **options) for path in paths]
+
+
+def _read_files(name: str, paths: list[str], options: dict) -> list[ImageIndex]:
+    return [ImageIndex(paths, [-1] * len(paths))]
+
+
+_Reader = Callable[[str, list[str], dict], list[ImageIndex]]
+
+# How to read what a config names, first match wins: registered sets, then paths by their kind.
+_REGISTERED: tuple[tuple[Callable[[str], bool], Callable[[str], ImageIndex]], ...] = (
     (_is_registered_folder, _read_registered_folder),
     (DatasetCatalog.__contains__, _read_catalog),
-    (os.path.isdir, _read_folder),
+)
+_KINDS: tuple[tuple[Callable[[str], bool], _Reader], ...] = (
+    (PathManager.isdir, _read_folders),
+    (lambda path: path.lower().endswith(".tar"), _read_shards),
+    (is_list_name, _read_lists),
+    (is_image_name, _read_files),
 )
 
-for _split in ("train", "val"):
-    _name = f"imagenet_{_split}"
-    _root = os.path.join(_DATASETS_ROOT, "imagenet", _split)
-    _remedy = f"set DETECTRON2_DATASETS to the folder that holds imagenet/, or {_OWN_FOLDER}"
+# Registered here: name -> folder below the folder of all data sets.
+_FOLDERS = {
+    "imagenet_train": ("imagenet", "train"),
+    "imagenet_val": ("imagenet", "val"),
+    "coco_2017_unlabeled": ("coco", "unlabeled2017"),
+}
+
+for _name, _folder in _FOLDERS.items():
+    _root = os.path.join(_DATASETS_ROOT, *_folder)
+    _remedy = f"set DETECTRON2_DATASETS to the folder that holds {_folder[0]}/, or {_OWN_FOLDER}"
     _register(_name, _ImageFolder(_name, _root, _remedy))

@@ -1,16 +1,34 @@
-"""Image files of any common kind to upright uint8 RGB; what cannot be read says why."""
+"""Image files of any common kind to upright uint8 arrays; what cannot be read says why."""
 
+import functools
 import io
-import struct
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 from detectron2.utils.file_io import PathManager
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from moco_d2.data.image_headers import is_plain, stored_shape
+
 _SILENT = 0  # OpenCV's log level
+_ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+_DEEP_PNG = b"\x10"  # 16 in the byte for the bit depth
+
+_DECODES_TO_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")  # since OpenCV 4.11
+_RGB = cv2.IMREAD_COLOR_RGB if _DECODES_TO_RGB else cv2.IMREAD_COLOR
+
+# 1 / factor of the size -> how OpenCV decodes to it, in colour and in grey. A JPEG takes less
+# time the smaller it is decoded.
+_REDUCED = {
+    1: (_RGB, cv2.IMREAD_GRAYSCALE),
+    2: (_RGB | cv2.IMREAD_REDUCED_COLOR_2, cv2.IMREAD_REDUCED_GRAYSCALE_2),
+    4: (_RGB | cv2.IMREAD_REDUCED_COLOR_4, cv2.IMREAD_REDUCED_GRAYSCALE_4),
+    8: (_RGB | cv2.IMREAD_REDUCED_COLOR_8, cv2.IMREAD_REDUCED_GRAYSCALE_8),
+}
+REDUCTIONS = tuple(sorted(_REDUCED, reverse=True))
 
 
 class UnreadableImage(Exception):
@@ -30,128 +48,244 @@ class UnreadableImage(Exception):
         return f"{self.path}: {self.reason}"
 
 
-def read_image(path: str, pixel_mean: Sequence[float]) -> np.ndarray:
-    """Read an image file as RGB, upright by its EXIF orientation.
+class _Unsuitable(ValueError):
+    """The file is whole, but its pixels are not of the kind that is wanted."""
 
-    Grayscale, palette and CMYK become RGB, 16 bits become 8, and what is transparent shows the
-    mean colour, which is zero once normalised.
 
-    Args:
-        path: JPEG, PNG, WebP, BMP or TIFF, told by content, not by name; a local file or whatever
-            detectron2's PathManager opens.
-        pixel_mean: 3 floats, RGB, 0 to 255.
+@dataclass(frozen=True)
+class PixelFormat:
+    """What images are read as.
 
-    Returns:
-        uint8 (H, W, 3), RGB, contiguous.
+    Attributes:
+        mean: a value for each channel, RGB where there are three, 0 to 255. It shows through
+            transparent pixels. Its length is the number of channels.
+        deep_range: the values of 16-bit images that become 0 and 255; what lies outside is cut.
+        max_pixels: larger images are not decoded: a file of some kilobytes can hold gigabytes.
+    """
+
+    mean: tuple[float, ...]
+    deep_range: tuple[int, int] = (0, 65535)
+    max_pixels: int = 200_000_000
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the content of a local file, or of whatever detectron2's PathManager opens.
 
     Raises:
-        UnreadableImage: missing, not permitted, empty, truncated or not an image.
+        UnreadableImage: missing or not permitted.
     """
     try:
         with PathManager.open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except OSError as error:
         raise UnreadableImage(path, (error.strerror or str(error)).lower()) from error
+
+
+def read_image(path: str, pixels: PixelFormat | Sequence[float]) -> np.ndarray:
+    """Read and decode an image file; see :func:`decode_image`.
+
+    Args:
+        pixels: the format, or its mean alone.
+    """
+    if not isinstance(pixels, PixelFormat):
+        pixels = PixelFormat(tuple(pixels))
+    return decode_image(read_bytes(path), path, pixels)
+
+
+def decode_image(data: bytes, path: str, pixels: PixelFormat, factor: int = 1) -> np.ndarray:
+    """Decode an image file, upright by its EXIF orientation.
+
+    Grayscale, palette, 1 bit and CMYK become RGB, or grey where ``pixels`` has one channel, and
+    16 bits become 8. Other numbers of channels must be those of the file.
+
+    Args:
+        data: JPEG, PNG, WebP, BMP, GIF (its first frame), TIFF or NumPy's ``.npy``, told by
+            content, not by name.
+        path: what to call it in errors.
+        pixels: what is wanted.
+        factor: one of ``REDUCTIONS``: the image at 1 / factor of its size, rounded up. For JPEG
+            in colour or grey only.
+
+    Returns:
+        uint8 (H, W, C), RGB where C = 3, contiguous.
+
+    Raises:
+        UnreadableImage: empty, truncated, not an image, too large, or of other channels.
+    """
     if not data:
         raise UnreadableImage(path, "the file is empty")
-    image = _decode_plain(data) if _is_plain(data) else None
-    if image is not None:
-        return image
+    shape = stored_shape(data)
+    if shape is not None:
+        _check_size(path, shape, pixels)
+    if pixels.channels in (1, 3) and is_plain(data):
+        image = _decode_plain(data, pixels.channels, factor)
+        if image is not None:
+            return image
     try:
-        return _decode_any(data, pixel_mean)
+        return _decode_any(data, path, pixels)
+    except UnreadableImage:
+        raise
     # Decoders of damaged data raise anything: SyntaxError, struct.error, IndexError, ...
     except Exception as error:
         raise UnreadableImage(path, _reason(error)) from error
 
 
-def _is_plain_jpeg(data: bytes) -> bool:
-    """Tell whether the scan data are closed by an end marker, and colours are not CMYK.
-
-    Some versions of OpenCV fill what is missing with grey and say nothing. 0xFF bytes of the scan
-    itself are escaped, so that the markers found are markers.
-    """
-    scan = data.rfind(b"\xff\xda")
-    return data.rfind(b"\xff\xd9") > scan > 0 and not _has_four_channels(data)
+def _check_size(path: str, shape: tuple[int, int], pixels: PixelFormat) -> None:
+    if shape[0] * shape[1] > pixels.max_pixels:
+        raise UnreadableImage(
+            path, f"{shape[1]} x {shape[0]} is more than INPUT.MAX_PIXELS {pixels.max_pixels}"
+        )
 
 
-def _has_four_channels(data: bytes) -> bool:
-    """Read the number of channels from a JPEG's frame header."""
-    at = 2
-    while at + 9 < len(data) and data[at] == 0xFF:
-        marker, length = struct.unpack_from(">BH", data, at + 1)
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return data[at + 9] == 4
-        at += 2 + length
-    return False
-
-
-def _is_plain_png(data: bytes) -> bool:
-    """Tell whether a PNG is complete, opaque and needs no rotation."""
-    opaque = data[25:26] in (b"\x00", b"\x02", b"\x03") and b"tRNS" not in data
-    return opaque and b"IEND" in data[-64:] and b"eXIf" not in data
-
-
-def _is_plain_webp(data: bytes) -> bool:
-    """Tell whether a WebP is complete and of the simple kinds, lossy or lossless, opaque."""
-    size = int.from_bytes(data[4:8], "little")
-    if data[8:12] != b"WEBP" or len(data) < size + 8:
-        return False
-    # Lossless data flag their alpha in bit 28 after the signature byte.
-    return data[12:16] == b"VP8 " or (data[12:16] == b"VP8L" and not data[24] & 0x10)
-
-
-# First bytes of a format -> whether the file holds only what OpenCV decodes right and quietly.
-_PLAIN = {
-    b"\xff\xd8\xff": _is_plain_jpeg,
-    b"\x89PNG": _is_plain_png,
-    b"RIFF": _is_plain_webp,
-}
-
-
-def _is_plain(data: bytes) -> bool:
-    return any(data.startswith(magic) and check(data) for magic, check in _PLAIN.items())
-
-
-def _decode_plain(data: bytes) -> np.ndarray | None:
+def _decode_plain(data: bytes, channels: int, factor: int) -> np.ndarray | None:
     """Decode with OpenCV, several times faster than Pillow; None when it cannot."""
     level = cv2.getLogLevel()
     cv2.setLogLevel(_SILENT)
     try:
-        image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), _REDUCED[factor][channels == 1])
     except cv2.error:
         return None
     finally:
         cv2.setLogLevel(level)
-    return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+    if image is None:
+        return None
+    if channels == 1:
+        return image[..., None]
+    return image if _DECODES_TO_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 
 
-def _decode_any(data: bytes, pixel_mean: Sequence[float]) -> np.ndarray:
-    """Decode with Pillow, which handles every kind and raises on what is damaged."""
+def _decode_any(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
+    if data.startswith(b"\x93NUMPY"):
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        if array.ndim == 3 and array.shape[2] != pixels.channels == array.shape[0]:
+            array = array.transpose(1, 2, 0)
+        return _to_channels(array, path, pixels)
+    if data.startswith(b"\x89PNG") and data[24:25] == _DEEP_PNG:
+        return _to_channels(_decode_unchanged(data), path, pixels)
+    if data[:4] in (b"II*\0", b"MM\0*"):
+        return _decode_tiff(data, path, pixels)
+    return _decode_with_pillow(data, path, pixels)
+
+
+def _decode_tiff(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
+    """Pillow knows neither more than 8 bits in colour nor more than four channels."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            bits = image.tag_v2.get(258, (1,))  # BitsPerSample
+        if max(bits) <= 8 or len(bits) == 1:
+            return _decode_with_pillow(data, path, pixels)
+    except UnidentifiedImageError:
+        pass
+    try:
+        return _to_channels(_decode_unchanged(data), path, pixels)
+    except cv2.error:
+        return _to_channels(_read_with_tifffile(data), path, pixels)
+
+
+def _decode_unchanged(data: bytes) -> np.ndarray:
+    """Decode with OpenCV to what is stored, (H, W) or (H, W, C), in RGB order."""
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if image is None:
+        raise cv2.error("OpenCV cannot decode it: damaged or truncated")
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[2] if image.ndim == 3 else 1)
+    return image if order is None else image[..., order]
+
+
+def _read_with_tifffile(data: bytes) -> np.ndarray:
+    try:
+        import tifffile
+    except ImportError:
+        raise _Unsuitable("a TIFF of this kind needs the package tifffile") from None
+    image = tifffile.imread(io.BytesIO(data))
+    # Bands may be stored one after the other.
+    planes_first = image.ndim == 3 and image.shape[0] < min(image.shape[1:])
+    return np.moveaxis(image, 0, -1) if planes_first else image
+
+
+def _decode_with_pillow(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
+    """Decode with Pillow, which handles every common kind and raises on what is damaged."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data)) as image:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # ours is checked below
+        try:
+            image = Image.open(io.BytesIO(data))
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+        with image:
+            _check_size(path, (image.height, image.width), pixels)
             image.load()
             image = ImageOps.exif_transpose(image)
             if image.mode == "F":
-                raise ValueError("its pixels are floating point numbers")
+                raise _Unsuitable("its pixels are floating point numbers")
             if image.mode.startswith("I"):
-                image = _sixteen_to_eight_bits(image)
-            if "transparency" in image.info or image.mode in ("RGBA", "RGBa", "LA", "La", "PA"):
-                mean = tuple(round(value) for value in pixel_mean)
-                ground = Image.new("RGBA", image.size, (*mean, 255))
+                return _to_channels(np.asarray(image), path, pixels)
+            if pixels.channels not in (1, 3):
+                return _to_channels(np.asarray(image), path, pixels)
+            if "transparency" in image.info or image.mode in _ALPHA_MODES:
+                mean = (pixels.mean * 3)[:3]
+                ground = Image.new("RGBA", image.size, (*map(round, mean), 255))
                 image = Image.alpha_composite(ground, image.convert("RGBA"))
-            return np.array(image.convert("RGB"))
+            image = np.array(image.convert("RGB" if pixels.channels == 3 else "L"))
+            return image.reshape(*image.shape[:2], pixels.channels)
 
 
-def _sixteen_to_eight_bits(image: Image.Image) -> Image.Image:
-    pixels = np.asarray(image)
-    if pixels.min() < 0 or pixels.max() > 0xFFFF:
-        raise ValueError("its pixels have more than 16 bits")
-    return Image.fromarray((pixels >> 8).astype(np.uint8))
+def _to_channels(array: np.ndarray, path: str, pixels: PixelFormat) -> np.ndarray:
+    """Make uint8 (H, W, C) of what a file holds, or say why that is not possible."""
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3:
+        raise _Unsuitable(f"it has {array.ndim} dimensions, an image has 2 or 3")
+    _check_size(path, array.shape[:2], pixels)
+    array = _to_eight_bits(array, pixels)
+    stored, wanted = array.shape[2], pixels.channels
+    if stored == wanted:
+        return np.ascontiguousarray(array)
+    if wanted in (1, 3) and stored in (2, 4):
+        alpha = array[..., -1:].astype(np.float32) / 255
+        colour = _to_colours(array[..., :-1], wanted)
+        return np.rint(colour * alpha + (1 - alpha) * np.float32(pixels.mean)).astype(np.uint8)
+    if wanted in (1, 3) and stored in (1, 3):
+        return _to_colours(array, wanted)
+    raise _Unsuitable(f"it has {stored} channels and MODEL.PIXEL_MEAN has {wanted}")
+
+
+def _to_colours(array: np.ndarray, wanted: int) -> np.ndarray:
+    """Turn grey into RGB or the other way round, where they differ."""
+    if array.shape[2] == wanted:
+        return array
+    if wanted == 3:
+        return np.repeat(array, 3, axis=2)
+    return cv2.cvtColor(np.ascontiguousarray(array), cv2.COLOR_RGB2GRAY)[..., None]
+
+
+def _to_eight_bits(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == bool:
+        return array.astype(np.uint8) * 255
+    if array.dtype.kind not in "iu":
+        raise _Unsuitable("its pixels are floating point numbers")
+    if array.min() < 0 or array.max() > 0xFFFF:
+        raise _Unsuitable("its pixels have more than 16 bits")
+    return _deep_table(pixels.deep_range)[array]
+
+
+@functools.lru_cache(maxsize=8)
+def _deep_table(deep_range: tuple[int, int]) -> np.ndarray:
+    """uint8 (65536,): the eight bits of each value of 16 bits."""
+    low, high = deep_range
+    values = (np.arange(65536, dtype=np.int64) - low) * 256 // (high - low + 1)
+    return np.clip(values, 0, 255).astype(np.uint8)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown format"
+    if isinstance(error, _Unsuitable):
+        return str(error)
     text = str(error) or type(error).__name__
     return f"damaged or truncated ({text})" if "truncat" not in text else text

@@ -1,12 +1,14 @@
 """One place of the sample stream to its views: read, replace what is unreadable, augment."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moco_d2.data.datasets import ImageIndex
-from moco_d2.data.image_io import UnreadableImage, read_image
+from moco_d2.data.augmentation import Recipe, ViewRecipe
+from moco_d2.data.image_headers import upright_jpeg_shape
+from moco_d2.data.image_io import REDUCTIONS, PixelFormat, UnreadableImage, decode_image
+from moco_d2.data.index import ImageIndex
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 
@@ -38,7 +40,7 @@ class Sample:
     """The views of one image.
 
     Attributes:
-        images: uint8 (size, size, 3) each, RGB.
+        images: uint8 (size, size, C) each, RGB where C = 3.
         position: place in the sample stream.
         index: the image shown, in the data set.
         label: its label, -1 if not known.
@@ -61,15 +63,15 @@ class ViewMapper:
         recipes: one for each view.
         size: side of the views in pixels.
         seed: of the run.
-        pixel_mean: 3 floats, RGB, shown through transparent pixels.
+        pixels: what image files are read as.
         attempts: other images to try in place of an unreadable one.
     """
 
     images: ImageIndex
-    recipes: tuple[Callable[[np.ndarray, np.random.Generator, int], np.ndarray], ...]
+    recipes: tuple[Recipe, ...]
     size: int
     seed: int
-    pixel_mean: Sequence[float]
+    pixels: PixelFormat
     attempts: int = _ATTEMPTS
 
     def __getitem__(self, place: tuple[int, int]) -> Sample | NoReadableImages:
@@ -86,25 +88,59 @@ class ViewMapper:
         unreadable = []
         for attempt in range(self.attempts + 1):
             try:
-                image = read_image(self.images.path(index), self.pixel_mean)
+                data, path = self.images.read(index), self.images.path(index)
+                views = self._views(data, path, position)
             except UnreadableImage as error:
                 unreadable.append((index, error.path, error.reason))
                 index = self._substitute(position, attempt)
                 continue
-            views = tuple(self._view(image, position, view) for view in range(len(self.recipes)))
             label = int(self.images.labels[index])
             return Sample(views, position, index, label, tuple(unreadable))
         return NoReadableImages(unreadable)
 
-    def _view(self, image: np.ndarray, position: int, view: int) -> np.ndarray:
-        recipe = self.recipes[view]
-        result = recipe(image, generator(Stream.VIEW, self.seed, position, view), self.size)
-        if result.shape != (self.size, self.size, 3) or result.dtype != np.uint8:
-            raise ValueError(
-                f"The view recipe {recipe} returned {result.dtype} {result.shape}: it must return "
-                f"uint8 {(self.size, self.size, 3)}."
-            )
-        return result
+    def _views(self, data: bytes, path: str, position: int) -> tuple[np.ndarray, ...]:
+        """Decode an image once, no larger than its views need, and make them."""
+        draws = [generator(Stream.VIEW, self.seed, position, v) for v in range(len(self.recipes))]
+        factor, drawn = self._choose_reduction(data, draws)
+        image = decode_image(data, path, self.pixels, factor)
+        if drawn:
+            views = [recipe.apply(image, params) for recipe, params in drawn]
+        else:
+            pairs = zip(self.recipes, draws, strict=True)
+            views = [recipe(image, rng, self.size) for recipe, rng in pairs]
+        expected = (self.size, self.size, self.pixels.channels)
+        for recipe, view in zip(self.recipes, views, strict=True):
+            if view.shape != expected or view.dtype != np.uint8:
+                raise ValueError(
+                    f"The view recipe {recipe} returned {view.dtype} {view.shape}: it must return "
+                    f"uint8 {expected}."
+                )
+        return tuple(views)
+
+    def _choose_reduction(
+        self, data: bytes, draws: list[np.random.Generator]
+    ) -> tuple[int, list[tuple[ViewRecipe, tuple]]]:
+        """Choose the smallest size at which a JPEG still has the pixels of each of its views.
+
+        Returns:
+            factor of :func:`decode_image`, and recipes with what they drew for an image of that
+            size. Nothing is drawn for a file that is decoded in full.
+        """
+        shape = None
+        if self.pixels.channels in (1, 3) and all(isinstance(r, ViewRecipe) for r in self.recipes):
+            shape = upright_jpeg_shape(data)
+        if shape is None or min(shape) < 2 * self.size:
+            return 1, []
+        drawn = [
+            (recipe, recipe.draw(rng, shape, self.size))
+            for recipe, rng in zip(self.recipes, draws, strict=True)
+        ]
+        for factor in REDUCTIONS:
+            reduced_shape = tuple(-(-side // factor) for side in shape)
+            reduced = [(recipe, recipe.for_reduced(params, factor)) for recipe, params in drawn]
+            if all(recipe.shrinkage(params, reduced_shape) >= 1 for recipe, params in reduced):
+                return factor, reduced
+        return 1, drawn
 
     def _substitute(self, position: int, attempt: int) -> int:
         rng = generator(Stream.SUBSTITUTE, self.seed, position, attempt)
