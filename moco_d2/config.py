@@ -60,6 +60,11 @@ def add_moco_config(cfg: CN) -> None:
     # Multiply BASE_LR by IMS_PER_BATCH / REFERENCE_BATCH (the linear scaling rule).
     cfg.SOLVER.SCALE_LR_TO_BATCH = False
     cfg.SOLVER.REFERENCE_BATCH = 256
+    # How many checkpoints are kept, the newest; older ones are removed. 0: all. With 1, there is
+    # none to go back to should that one be damaged.
+    cfg.SOLVER.CHECKPOINT_KEEP = 0
+    # Besides these, the checkpoint of every so many iterations; a multiple of CHECKPOINT_PERIOD.
+    cfg.SOLVER.CHECKPOINT_ARCHIVE_PERIOD = 0
     # Data type of mixed precision when SOLVER.AMP.ENABLED: "float16" (GPU only) or "bfloat16".
     cfg.SOLVER.AMP.PRECISION = "float16"
 

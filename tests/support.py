@@ -9,11 +9,12 @@ from torch import nn
 
 from moco_d2 import add_moco_config
 from moco_d2.engine.distributed import launch
+from moco_d2.engine.environment import find_job
 
 
 def run_processes(function, num_processes: int, *args) -> None:
     """Run a top-level function of a test file in gloo processes of one thread each."""
-    launch(_single_threaded, num_processes, device="cpu", args=(function, *args))
+    launch(_single_threaded, find_job(num_processes), "cpu", (function, *args))
 
 
 def _single_threaded(function, *args) -> None:

@@ -1,9 +1,15 @@
 """Several processes: launching them, DDP that also works on CPU, collectives on tensors."""
 
+import contextlib
 import functools
-import socket
-from collections.abc import Callable
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
@@ -12,68 +18,148 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from moco_d2.errors import UserError
+from moco_d2.engine.environment import Job
+from moco_d2.engine.guard import FOLLOWER_EXIT, Guard
+from moco_d2.engine.signals import stop_signals
 
 TIMEOUT = timedelta(minutes=30)
+# How long the processes of a machine may go on after one of them has failed.
+GRACE_SECONDS = 30
 
 
-def launch(
-    main: Callable,
-    num_processes: int,
-    num_machines: int = 1,
-    machine_rank: int = 0,
-    dist_url: str = "auto",
-    device: str = "cuda",
-    args: tuple = (),
-) -> None:
-    """Run `main(*args)` in `num_processes` processes on each of `num_machines` machines.
+def launch(main: Callable, job: Job, device: str = "cuda", args: tuple = ()) -> None:
+    """Run `main(*args)` in every process of a job that is this one or belongs on this machine.
 
     Unlike detectron2's own, it follows the device that training runs on: gloo for CPU even on a
-    machine with GPUs, NCCL for CUDA.
+    machine with GPUs, NCCL for CUDA. When a process fails or dies, all end, with the reason.
 
     Args:
-        num_processes: per machine. One per GPU on CUDA.
-        dist_url: "tcp://host:port" of machine 0, or "auto" on a single machine.
         device: MODEL.DEVICE.
+
+    Raises:
+        ProcessRaisedException, ProcessExitedException: a process that was started here failed.
     """
-    world_size = num_machines * num_processes
-    if world_size == 1:
-        main(*args)
-        return
-    if dist_url == "auto":
-        if num_machines > 1:
-            raise UserError(
-                "--dist-url auto works on one machine; give tcp://host:port of machine 0"
+    if job.world_size == 1:
+        with stop_signals():
+            main(*args)
+    elif job.local_rank is None:
+        worker_args = (main, job, device, args)
+        _watch(
+            mp.start_processes(
+                _worker, nprocs=job.local_world_size, args=worker_args, daemon=False, join=False
             )
-        dist_url = f"tcp://127.0.0.1:{_free_port()}"
-    worker_args = (main, world_size, num_processes, machine_rank, dist_url, device, args)
-    mp.start_processes(_worker, nprocs=num_processes, args=worker_args, daemon=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _worker(local_rank, main, world_size, num_processes, machine_rank, dist_url, device, args):
-    on_gpu = device.startswith("cuda")
-    dist.init_process_group(
-        backend="nccl" if on_gpu else "gloo",
-        init_method=dist_url,
-        world_size=world_size,
-        rank=machine_rank * num_processes + local_rank,
-        timeout=TIMEOUT,
-    )
-    comm.create_local_process_group(num_processes)
-    if on_gpu:
-        torch.cuda.set_device(local_rank)
+        )
     else:
-        # Processes share the cores; each with all of them is slower than one alone.
-        torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
-    comm.synchronize()
-    # The group is left to the end of the process: destroying it waits for peers, who may be gone.
-    main(*args)
+        try:
+            _worker(job.local_rank, main, job, device, args)
+        except Exception:
+            # An orderly exit would wait for peers, who may be gone.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _worker(local_rank: int, main: Callable, job: Job, device: str, args: tuple) -> None:
+    rank, on_gpu = job.first_rank + local_rank, device.startswith("cuda")
+    store = next(dist.rendezvous(job.url, rank, job.world_size, timeout=TIMEOUT))[0]
+    store.set_timeout(TIMEOUT)
+    with stop_signals(), _guarded(Guard(store, job.host, rank, job.world_size)):
+        dist.init_process_group(
+            backend="nccl" if on_gpu else "gloo",
+            store=store,
+            world_size=job.world_size,
+            rank=rank,
+            timeout=TIMEOUT,
+        )
+        comm.create_local_process_group(job.local_world_size)
+        if on_gpu:
+            # SLURM may show each task its own GPU only.
+            torch.cuda.set_device(local_rank % torch.cuda.device_count())
+        else:
+            # Processes share the cores; each with all of them is slower than one alone.
+            torch.set_num_threads(max(1, torch.get_num_threads() // job.local_world_size))
+        comm.synchronize()
+        # The group is left to the end of the process: destroying it waits for peers, who may be
+        # gone.
+        main(*args)
+
+
+@contextlib.contextmanager
+def _guarded(guard: Guard) -> Iterator[None]:
+    """Report how the body ends to the other processes."""
+    try:
+        yield
+    except SystemExit as end:
+        error = end.__cause__
+        if error is None or getattr(error, "on_all_processes", False):
+            guard.close()
+        else:
+            guard.fail(str(error))
+        raise
+    except BaseException as error:
+        guard.fail(traceback.format_exc(), perhaps_second_hand=isinstance(error, RuntimeError))
+        raise
+    guard.close()
+
+
+def _watch(context: mp.ProcessContext) -> None:
+    """Wait for the processes of this machine, pass signals on to them, and say who failed first."""
+    running = {process.sentinel: i for i, process in enumerate(context.processes)}
+    failed: list[int] = []
+
+    def forward(number: int) -> None:
+        for i in running.values():
+            os.kill(context.processes[i].pid, number)
+
+    def kill(_: int = 0) -> None:
+        for i in running.values():
+            context.processes[i].kill()
+
+    with stop_signals(forward, kill):
+        while running:
+            ready = connection.wait(running, GRACE_SECONDS if failed else None)
+            for sentinel in ready:
+                i = running.pop(sentinel)
+                context.processes[i].join()
+                if context.processes[i].exitcode:
+                    failed.append(i)
+            if not ready:
+                kill()
+    if failed:
+        raise _cause(context, failed)
+
+
+def _cause(context: mp.ProcessContext, failed: list[int]) -> mp.ProcessExitedException:
+    """The exception for the process that failed of its own, of those that ended with an error."""
+    codes = {i: context.processes[i].exitcode for i in failed}
+    first = next((i for i in failed if codes[i] != FOLLOWER_EXIT), failed[0])
+    pid, code = context.processes[first].pid, codes[first]
+    if os.path.isfile(context.error_files[first]):
+        with open(context.error_files[first], "rb") as f:
+            trace = pickle.load(f)
+        return mp.ProcessRaisedException(f"process {first} failed:\n{trace}", first, pid)
+    if code > 0:
+        return mp.ProcessExitedException(
+            f"process {first} ended with exit code {code}", first, pid, code
+        )
+    name = signal.Signals(-code).name
+    return mp.ProcessExitedException(
+        f"process {first} ({pid}) of this machine was killed by {name}"
+        + (", perhaps because memory ran out" if -code == signal.SIGKILL else ""),
+        first,
+        pid,
+        code,
+        name,
+    )
+
+
+@functools.cache
+def control_group() -> dist.ProcessGroup | None:
+    """A gloo group of all processes, for what must not wait for a GPU. None stands for all.
+
+    A collective when it is called first.
+    """
+    return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
 
 
 def create_ddp_model(model: nn.Module) -> nn.Module:
@@ -86,7 +172,7 @@ def create_ddp_model(model: nn.Module) -> nn.Module:
         return model
     broadcast_(model)
     device = next(model.parameters()).device
-    device_ids = [comm.get_local_rank()] if device.type == "cuda" else None
+    device_ids = [device] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
 
 

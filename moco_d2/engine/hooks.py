@@ -2,12 +2,14 @@
 
 import math
 
-from detectron2.engine import HookBase
+from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.engine.scalars import ScalarBuffer, log_scalar
+from moco_d2.engine.signals import Stopped
 from moco_d2.errors import UserError
 from moco_d2.modeling.batch_norm import average_running_statistics_
 
@@ -22,10 +24,6 @@ def _half_cosine(momentum: float, progress: float) -> float:
 
 
 MOMENTUM_SCHEDULES = {"constant": _constant, "cosine": _half_cosine}
-
-
-class LossNotFinite(UserError, FloatingPointError):
-    """Training has diverged."""
 
 
 class KeyEncoderUpdate(HookBase):
@@ -56,9 +54,11 @@ class KeyEncoderUpdate(HookBase):
 
 
 def _is_due(trainer, periods) -> bool:
-    """Whether the iteration that just ended is the last, or a multiple of a period above 0."""
+    """Whether the iteration that just ended is a multiple of a period above 0, or the last, of
+    the run or before it stops on a signal."""
     done = trainer.iter + 1
-    return done >= trainer.max_iter or any(p > 0 and done % p == 0 for p in periods)
+    ends = done >= trainer.max_iter or trainer.stop_signal
+    return ends or any(p > 0 and done % p == 0 for p in periods)
 
 
 class AverageRunningStatistics(HookBase):
@@ -79,8 +79,7 @@ class AverageRunningStatistics(HookBase):
 
 
 class ScalarWriter(HookBase):
-    """Moves the scalars that wait on the device to the EventStorage before writers run, and stops
-    every process when a loss was not finite, before that state is saved."""
+    """Moves the scalars that wait on the device to the EventStorage before writers run."""
 
     def __init__(self, buffer: ScalarBuffer, *periods: int):
         """
@@ -95,20 +94,47 @@ class ScalarWriter(HookBase):
 
     def after_step(self):
         if _is_due(self.trainer, self._periods):
-            self._flush()
+            self._buffer.flush(self.trainer.storage)
 
     def after_train(self):
         if comm.get_world_size() == 1:  # after an error other processes may not take part
-            self._flush()
+            self._buffer.flush(self.trainer.storage)
 
-    def _flush(self):
-        written = self._buffer.flush(self.trainer.storage)
-        for iteration, loss in written.get("total_loss", ()):
-            if not math.isfinite(loss):
-                raise LossNotFinite(
-                    f"the loss became {loss} at iteration {iteration}: lower SOLVER.BASE_LR or "
-                    "warm up longer; with float16, try SOLVER.AMP.PRECISION bfloat16"
-                )
+
+class Checkpoints(HookBase):
+    """Saves every so many iterations, at the end, and when a signal asks the run to stop; then it
+    stops the run.
+
+    What comes after it in the list of hooks is done when the run is resumed.
+    """
+
+    def __init__(self, checkpointer: AtomicCheckpointer, period: int):
+        self._checkpointer = checkpointer
+        self._period = period
+
+    def after_step(self):
+        trainer, done = self.trainer, self.trainer.iter + 1
+        due = self._period > 0 and done % self._period == 0
+        last = done >= trainer.max_iter
+        if due or (trainer.stop_signal and not last):
+            self._save(f"model_{trainer.iter:07d}")
+        if last:
+            self._save("model_final")
+        if trainer.stop_signal:
+            comm.synchronize()  # a launcher kills all processes as soon as one has ended
+            raise Stopped(trainer.stop_signal)
+
+    def _save(self, name: str) -> None:
+        if comm.is_main_process():
+            self._checkpointer.save(name, iteration=self.trainer.iter)
+
+
+class Evaluation(hooks.EvalHook):
+    """Evaluates every so many iterations and at the end, unless a signal has stopped the run."""
+
+    def after_train(self):
+        if not self.trainer.stop_signal:
+            super().after_train()
 
 
 class UnreadableImagesCheck(HookBase):

@@ -83,6 +83,22 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     return warnings
 
 
+def check_checkpoints(cfg: CfgNode) -> None:
+    """Refuse numbers of checkpoints to keep that mean nothing."""
+    solver = cfg.SOLVER
+    if solver.CHECKPOINT_KEEP < 0:
+        raise UserError(
+            f"SOLVER.CHECKPOINT_KEEP is {solver.CHECKPOINT_KEEP}; give how many checkpoints to "
+            "keep, or 0 for all"
+        )
+    period, archived = solver.CHECKPOINT_PERIOD, solver.CHECKPOINT_ARCHIVE_PERIOD
+    if archived < 0 or (archived and (period < 1 or archived % period)):
+        raise UserError(
+            f"SOLVER.CHECKPOINT_ARCHIVE_PERIOD is {archived}; it must be a multiple of "
+            f"SOLVER.CHECKPOINT_PERIOD {period}, or 0 for none"
+        )
+
+
 def check_frozen(cfg: CfgNode) -> None:
     """Refuse a backbone that is frozen, in part or in its norms, at random weights."""
     if cfg.MODEL.WEIGHTS:

@@ -4,15 +4,18 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 
 from detectron2.config import CfgNode, get_cfg
 from detectron2.engine import default_argument_parser, default_setup
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from moco_d2.config import add_moco_config
 from moco_d2.engine.distributed import launch
+from moco_d2.engine.environment import find_job
+from moco_d2.engine.explain import explain
 from moco_d2.engine.trainer import BaseTrainer, PretrainTrainer
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
@@ -34,29 +37,32 @@ def run(argv: list[str] | None, epilog: str) -> int:
     parser = default_argument_parser(epilog)
     args = parser.parse_args(argv)
     try:
-        cfg, notes = setup(args)
+        dist_url = args.dist_url if args.num_machines > 1 else "auto"
+        job = find_job(args.num_gpus, args.num_machines, args.machine_rank, dist_url)
+        cfg, notes = setup(args, job.world_size)
+        if job.has_main_process:
+            _check_writable(cfg.OUTPUT_DIR)
     except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 2
     try:
-        launch(
-            _main,
-            args.num_gpus,
-            args.num_machines,
-            args.machine_rank,
-            args.dist_url if args.num_machines > 1 else "auto",
-            cfg.MODEL.DEVICE,
-            args=(cfg, notes, args),
-        )
+        launch(_main, job, cfg.MODEL.DEVICE, (cfg, notes, args))
     except SystemExit as end:
         return end.code
+    except ProcessRaisedException as end:
+        print(f"error: {end}", file=sys.stderr)
+        return 1
     except ProcessExitedException as end:
-        return end.exit_code
+        print(f"error: {end}", file=sys.stderr)
+        return end.exit_code if end.exit_code > 0 else 128 - end.exit_code
     return 0
 
 
-def setup(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
+def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]]:
     """The effective, frozen config of a command line, and a note per automatic choice.
+
+    Args:
+        world_size: processes of the job.
 
     Raises:
         ValueError, KeyError, OSError: for what cannot run.
@@ -75,7 +81,7 @@ def setup(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
         # A seed that was drawn at random is part of the run that goes on.
         with open(saved) as f:
             cfg.SEED = CfgNode.load_cfg(f).SEED
-    return trainer_of(cfg).effective_config(cfg, args.num_gpus * args.num_machines)
+    return trainer_of(cfg).effective_config(cfg, world_size)
 
 
 def trainer_of(cfg: CfgNode) -> type[BaseTrainer]:
@@ -85,8 +91,9 @@ def trainer_of(cfg: CfgNode) -> type[BaseTrainer]:
 
 def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
     """One process of the job."""
-    default_setup(cfg, args)
-    setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank(), name="moco_d2")
+    # Commands that each join the job may have drawn a seed each.
+    cfg, notes = comm.all_gather((cfg, notes))[0]
+    _set_up_process(cfg, args)
     logger = logging.getLogger(__name__)
     trainer_class = trainer_of(cfg)
     logger.info("\n" + trainer_class.describe(cfg, comm.get_world_size(), notes))
@@ -97,9 +104,47 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
         trainer = trainer_class(cfg)
         trainer.resume_or_load(resume=args.resume)
         trainer.train()
-    except (UserError, FileNotFoundError) as error:
-        logger.error(_sentence(error))
-        sys.exit(2)
+    except Exception as error:
+        known = explain(error, cfg)
+        if known is None:
+            raise
+        if comm.is_main_process() or not getattr(known, "on_all_processes", False):
+            logger.error(_sentence(known))
+        raise SystemExit(2) from known
+
+
+def _set_up_process(cfg: CfgNode, args: argparse.Namespace) -> None:
+    """detectron2's `default_setup`, with one log for all processes.
+
+    That of process 0 goes to OUTPUT_DIR/log.txt; the others' warnings and errors go to stderr.
+    """
+    if comm.is_main_process():
+        default_setup(cfg, args)
+        setup_logger(cfg.OUTPUT_DIR, name="moco_d2")
+        return
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.OUTPUT_DIR = None
+    default_setup(cfg, args)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(
+        logging.Formatter(f"[process {comm.get_rank()}] %(name)s %(levelname)s: %(message)s")
+    )
+    for name in ("fvcore", "detectron2", "moco_d2"):
+        logging.getLogger(name).addHandler(handler)
+
+
+def _check_writable(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"OUTPUT_DIR {folder} cannot be written to: {error.strerror}; give another, or make "
+            "it writable"
+        ) from error
 
 
 def _sentence(error: Exception) -> str:

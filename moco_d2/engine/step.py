@@ -7,10 +7,19 @@ import torch
 from detectron2.engine import SimpleTrainer
 from torch.nn.parallel import DistributedDataParallel
 
+from moco_d2.engine.agreement import Agreement
 from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.scalars import ScalarBuffer
 
 PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class NotFinite(Exception):
+    """A loss of this step is not finite, on this process or another; `batch` is this one's."""
+
+    def __init__(self, batch):
+        super().__init__("a loss is not finite")
+        self.batch = batch
 
 
 class Step(SimpleTrainer):
@@ -35,6 +44,7 @@ class Step(SimpleTrainer):
         super().__init__(model, data_loader=None, optimizer=optimizer)
         self.scalars = scalars
         self.parts = parts
+        self.agreement = Agreement()
         self.device = unwrap(model).device
         self.precision = precision
         # bfloat16 has float32's range: only float16 needs its loss scaled.
@@ -55,6 +65,8 @@ class Step(SimpleTrainer):
             for number, part in enumerate(parts, 1):
                 with self._gradients_stay_here(number < self.parts):
                     self._forward_backward(part)
+        if not self.agreement.reach():
+            raise NotFinite(data)
         # Gradient clipping, which sits in the optimizer's step, must see true gradients.
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
@@ -65,6 +77,7 @@ class Step(SimpleTrainer):
         with self._autocast():
             losses = self.model(data)
         total = sum(losses.values())
+        self.agreement.watch(total)
         self.scaler.scale(total / self.parts).backward()
         for name, loss in {**losses, "total_loss": total}.items():
             self.scalars.put(name, loss)

@@ -17,9 +17,13 @@ from moco_d2.checkpoint.loading import load_pretraining_weights_
 from moco_d2.data.build import UnreadableImages, build_pretrain_loader
 from moco_d2.data.datasets import ImageIndex, load_image_index
 from moco_d2.engine import recipe
+from moco_d2.engine.agreement import not_finite
 from moco_d2.engine.distributed import create_ddp_model
+from moco_d2.engine.history import ScalarHistory, forget_metrics
 from moco_d2.engine.hooks import (
     AverageRunningStatistics,
+    Checkpoints,
+    Evaluation,
     KeyEncoderUpdate,
     ScalarWriter,
     UnreadableImagesCheck,
@@ -27,7 +31,7 @@ from moco_d2.engine.hooks import (
 )
 from moco_d2.engine.identity import RunIdentity
 from moco_d2.engine.scalars import ScalarBuffer
-from moco_d2.engine.step import PRECISIONS, Step
+from moco_d2.engine.step import PRECISIONS, NotFinite, Step
 from moco_d2.errors import UserError
 from moco_d2.evaluation.features import evaluate_knn
 from moco_d2.solver.build import build_pretrain_optimizer
@@ -61,8 +65,15 @@ class BaseTrainer(DefaultTrainer):
             cfg.SOLVER.ACCUMULATE,
         )
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self._history = ScalarHistory(weakref.proxy(self), cfg.LOG_PERIOD)
         self.checkpointer = AtomicCheckpointer(
-            model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self), **self.extra_state()
+            model,
+            cfg.OUTPUT_DIR,
+            keep=cfg.SOLVER.CHECKPOINT_KEEP,
+            archive_period=cfg.SOLVER.CHECKPOINT_ARCHIVE_PERIOD,
+            trainer=weakref.proxy(self),
+            metrics=self._history,
+            **self.extra_state(),
         )
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
@@ -81,6 +92,7 @@ class BaseTrainer(DefaultTrainer):
         cfg.defrost()
         if cfg.LOG_PERIOD < 1:
             raise UserError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
+        recipe.check_checkpoints(cfg)
         notes = recipe.resolve_device(cfg)
         amp = cfg.SOLVER.AMP
         if amp.ENABLED and amp.PRECISION not in PRECISIONS:
@@ -102,11 +114,49 @@ class BaseTrainer(DefaultTrainer):
         """Further objects with `state_dict` that checkpoints hold, by name."""
         return {}
 
+    @property
+    def stop_signal(self) -> int:
+        """The signal on which all processes end after this step; 0: none."""
+        return self._trainer.agreement.stop_signal
+
+    def resume_or_load(self, resume: bool = True):
+        super().resume_or_load(resume)
+        if self.start_iter > 0 and comm.is_main_process():
+            written = self._history.written(self.start_iter - 1)
+            forget_metrics(f"{self.cfg.OUTPUT_DIR}/metrics.json", after=written)
+
     def train(self):
         if self.data_loader is None:
             self.data_loader = self.build_train_loader(self.cfg)
         with self.scalars:
             return super().train()
+
+    def before_train(self):
+        super().before_train()
+        if self.start_iter > 0:
+            # The run that saved had not yet evaluated and written that iteration, or no one knows.
+            self.iter = self.storage.iter = self.start_iter - 1
+            if comm.is_main_process():
+                self._history.restore(self.storage)
+            for hook in self._after_checkpoint:
+                hook.after_step()
+
+    def run_step(self):
+        self._trainer.iter = self.iter
+        try:
+            self._trainer.run_step()
+        except NotFinite as stop:
+            raise not_finite(
+                self.iter,
+                self._trainer.agreement.losses,
+                self.image_names(stop.batch),
+                self.cfg.OUTPUT_DIR,
+                self.checkpointer,
+            ) from None
+
+    def image_names(self, batch) -> list[str]:
+        """Files of the images of a batch."""
+        return [image["file_name"] for image in batch]
 
     def build_hooks(self):
         """Timer and lr, this project's hooks, then checkpoints, evaluation and writers."""
@@ -116,15 +166,14 @@ class BaseTrainer(DefaultTrainer):
             hooks.LRScheduler(),
             *self.step_hooks(),
             ScalarWriter(self.scalars, cfg.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD),
+            Checkpoints(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD),
         ]
+        self._after_checkpoint = [Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate)]
         if comm.is_main_process():
-            result.append(
-                hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD)
+            self._after_checkpoint.append(
+                hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG_PERIOD)
             )
-        result.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
-        if comm.is_main_process():
-            result.append(hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG_PERIOD))
-        return result
+        return result + self._after_checkpoint
 
     def step_hooks(self) -> list:
         """Hooks that run after each step, before it is checkpointed."""
@@ -210,6 +259,10 @@ class PretrainTrainer(BaseTrainer):
             pixel_mean=cfg.MODEL.PIXEL_MEAN,
             format=cfg.INPUT.FORMAT,
         )
+
+    def image_names(self, batch):
+        index = training_images(tuple(self.cfg.DATASETS.TRAIN))
+        return [index.path(i) for i in batch["index"].tolist()]
 
     def extra_state(self):
         return {"recipe": RunIdentity(self.cfg, self.num_images)}
