@@ -72,7 +72,7 @@ def add_moco_config(cfg: CN) -> None:
     # Labelled image set whose features vote on the labels of DATASETS.TEST when a pretrained
     # backbone is evaluated. "": the test set itself, each image without its own vote.
     cfg.TEST.KNN.BANK = ""
-    # At most so many images of the bank, evenly spaced; 0: all.
+    # At most so many images of the bank, drawn once; 0: all.
     cfg.TEST.KNN.BANK_SIZE = 0
     # Neighbours that vote, and the temperature of their weights exp(similarity / T).
     cfg.TEST.KNN.K = 20

@@ -14,6 +14,7 @@ class Stream(IntEnum):
     VIEW = 2  # the augmentation of one view
     SUBSTITUTE = 3  # which image replaces an unreadable one
     SHUFFLE = 4  # which BN group a key is encoded in
+    KNN_BANK = 5  # which images of a large bank vote
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:

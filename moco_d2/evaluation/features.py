@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moco_d2.data.build import build_eval_loader
 from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 from moco_d2.evaluation.knn import accuracy, knn_predict
 
@@ -72,7 +73,7 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
     try:
         if knn.BANK:
             bank_index = _labelled_index(knn.BANK)
-            bank = extract_features(model, cfg, bank_index, _spread(len(bank_index), knn.BANK_SIZE))
+            bank = extract_features(model, cfg, bank_index, _subset(len(bank_index), knn.BANK_SIZE))
         results = OrderedDict()
         for name in cfg.DATASETS.TEST:
             index = _labelled_index(name)
@@ -108,8 +109,11 @@ def _labelled_index(name: str) -> ImageIndex:
     return index
 
 
-def _spread(total: int, limit: int) -> np.ndarray:
-    """At most `limit` of `total` numbers, evenly spaced; all for 0."""
+def _subset(total: int, limit: int) -> np.ndarray:
+    """At most `limit` of `total` numbers, the same draw every time; all for 0.
+
+    Drawn, not every n-th: labels may take turns along the data set.
+    """
     if limit <= 0 or limit >= total:
         return np.arange(total)
-    return np.arange(limit) * total // limit
+    return np.sort(generator(Stream.KNN_BANK, 0).permutation(total)[:limit])

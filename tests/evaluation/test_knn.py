@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from support import tiny_pretrain_config
 
 from moco_d2.engine.trainer import PretrainTrainer
+from moco_d2.evaluation.features import _subset
 from moco_d2.evaluation.knn import accuracy, knn_predict
 
 
@@ -65,6 +66,15 @@ def test_eval_only_classifies_folders_with_and_without_a_bank(tmp_path):
     for knn_bank in ("", str(bank)):
         cfg = tiny_pretrain_config(tmp_path / "out", TEST__KNN__BANK=knn_bank, **options)
         assert PretrainTrainer.eval_only(cfg) == {"knn": {"top1": 100.0, "top5": 100.0}}
+
+
+def test_a_limited_bank_holds_all_classes_though_labels_take_turns():
+    """Every n-th image of a set whose labels take turns would miss classes."""
+    labels = np.arange(1200) % 4
+    chosen = _subset(1200, 300)
+    assert len(set(chosen)) == 300 and (np.bincount(labels[chosen]) > 50).all()
+    np.testing.assert_array_equal(chosen, _subset(1200, 300))
+    assert len(_subset(1200, 0)) == len(_subset(1200, 5000)) == 1200
 
 
 def test_unlabelled_images_are_refused_by_name(tmp_path):
