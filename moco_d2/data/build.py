@@ -155,7 +155,7 @@ class _Collate:
     def __init__(self, order: Sequence[int]):
         """
         Args:
-            order: where each channel of the result is in the samples.
+            order: where each channel of the result is in the samples, and the other way round.
         """
         self._order = order
 
@@ -165,8 +165,7 @@ class _Collate:
         if get_worker_info() is not None:
             batch.share_memory_()  # written once, where the main process reads it
         for planes, image in zip(batch.numpy(), images, strict=True):
-            for plane, channel in zip(planes, self._order, strict=True):
-                cv2.extractChannel(image, channel, plane)
+            cv2.split(image, [planes[channel] for channel in self._order])
         return batch
 
 

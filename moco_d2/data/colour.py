@@ -5,8 +5,9 @@ turn of the hue is not of that kind. What Pillow clips between two of them is no
 unless that would show.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import functools
+import threading
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -20,96 +21,91 @@ _CUT_OFF = -0.5
 _VISIBLE_EXCESS = 0.5
 
 
-@dataclass(frozen=True)
-class Blend:
-    """The map x -> image * x + luma * g(x) + offset, where g(x) is the luma of pixel x."""
-
-    image: float = 1.0
-    luma: float = 0.0
-    offset: float = 0.0
-
-    def scaled(self, factor: float, offset: float) -> "Blend":
-        """This map, then y -> factor * y + offset."""
-        return Blend(self.image * factor, self.luma * factor, self.offset * factor + offset)
-
-    def desaturated(self, factor: float, offset: float) -> "Blend":
-        """This map, then y -> factor * y + (1 - factor) * g(y) + offset."""
-        luma = self.luma * factor + (self.image + self.luma) * (1 - factor)
-        return Blend(self.image * factor, luma, self.offset + offset)
-
-    def of_luma(self, luma):
-        """The luma of the result where that of the image is ``luma``."""
-        return (self.image + self.luma) * luma + self.offset
-
-
 class _Canvas:
-    """An image and the blend that is still to be applied to it."""
+    """An image, and the blend that is still to be applied to it.
+
+    Attributes:
+        image: uint8 (H, W, C).
+        ours: whether it may be written to.
+        a, b, c: the blend a x + b g(x) + c of pixels x with luma g(x).
+    """
 
     def __init__(self, image: np.ndarray):
-        self._image = image
-        self._blend = Blend()
+        self.replace(image, ours=False)
+
+    def replace(self, image: np.ndarray, ours: bool = True) -> None:
+        self.image, self.ours = image, ours
+        self.a, self.b, self.c = 1.0, 0.0, 0.0
         self._luma: np.ndarray | None = None
 
     def luma(self) -> np.ndarray:
-        """The luma of the stored image; where there are no three colours, all of its channels."""
+        """The luma of ``image``; where there are no three colours, all of its channels."""
         if self._luma is None:
-            colour = self._image.shape[2] == 3
-            self._luma = cv2.cvtColor(self._image, cv2.COLOR_RGB2GRAY) if colour else self._image
+            colour = self.image.shape[2] == 3
+            self._luma = cv2.cvtColor(self.image, cv2.COLOR_RGB2GRAY) if colour else self.image
         return self._luma
 
-    def change_brightness(self, factor: float) -> None:
-        self._clip_if_seen()
-        self._blend = self._blend.scaled(factor, _CUT_OFF)
+    def apply(self) -> np.ndarray:
+        """Apply the blend, clipped to 0 to 255, and return the image."""
+        if (self.a, self.b, self.c) != (1.0, 0.0, 0.0):
+            other = cv2.cvtColor(self.luma(), cv2.COLOR_GRAY2RGB) if self.b else self.image
+            target = self.image if self.ours else None
+            result = cv2.addWeighted(self.image, self.a, other, self.b, self.c, dst=target)
+            self.replace(result.reshape(self.image.shape))  # OpenCV drops a single channel
+        return self.image
 
-    def change_contrast(self, factor: float) -> None:
-        self._clip_if_seen()
-        luma = self.luma()
-        mean = cv2.sumElems(luma.reshape(len(luma), -1))[0] / luma.size
-        mean = int(self._blend.of_luma(mean) + 0.5)  # a whole number in Pillow
-        self._blend = self._blend.scaled(factor, (1 - factor) * mean + _CUT_OFF)
-
-    def change_saturation(self, factor: float) -> None:
-        self._clip_if_seen()
-        self._blend = self._blend.desaturated(factor, _CUT_OFF if factor else 0.0)
-
-    def turn_hue(self, turns: float) -> None:
-        shift = int(turns * 255) % 256  # torchvision's rounding
-        if shift:
-            self._image, self._blend, self._luma = turn_hue(self.result(), shift), Blend(), None
-
-    def result(self) -> np.ndarray:
-        """The image with the blend applied and clipped to 0 to 255."""
-        image, blend = self._image, self._blend
-        if blend == Blend():
-            return image
-        other = image
-        if blend.luma:
-            other = cv2.cvtColor(self.luma(), cv2.COLOR_GRAY2RGB)
-        result = cv2.addWeighted(image, blend.image, other, blend.luma, blend.offset)
-        return result.reshape(image.shape)  # OpenCV drops a single channel
-
-    def _clip_if_seen(self) -> None:
-        black, white = self._blend.of_luma(0.0), self._blend.of_luma(255.0)
-        if min(black, white) >= -1 and max(black, white) <= 256:
+    def apply_if_clipping_shows(self) -> None:
+        """Apply the blend if values beyond 0 and 255 would come back with another step."""
+        gain = self.a + self.b
+        if self.c >= -1 and gain * 255 + self.c <= 256:
             return
-        values = self._blend.of_luma(self.luma()[4::8, 4::8].astype(np.float32))
-        if cv2.norm(values, np.clip(values, 0, 255), cv2.NORM_L1) > _VISIBLE_EXCESS * values.size:
-            self._image, self._blend, self._luma = self.result(), Blend(), None
+        values = gain * self.luma()[4::8, 4::8] + self.c
+        if np.abs(values - values.clip(0, 255)).mean() > _VISIBLE_EXCESS:
+            self.apply()
+
+
+def _change_brightness(canvas: _Canvas, factor: float) -> None:
+    """y -> factor * y"""
+    canvas.a, canvas.b, canvas.c = (factor * v for v in (canvas.a, canvas.b, canvas.c))
+    canvas.c += _CUT_OFF
+
+
+def _change_contrast(canvas: _Canvas, factor: float) -> None:
+    """y -> factor * y + (1 - factor) * mean luma"""
+    luma = canvas.luma()
+    mean = cv2.sumElems(luma.reshape(len(luma), -1))[0] / luma.size
+    mean = int((canvas.a + canvas.b) * mean + canvas.c + 0.5)  # a whole number in Pillow
+    canvas.a, canvas.b, canvas.c = (factor * v for v in (canvas.a, canvas.b, canvas.c))
+    canvas.c += (1 - factor) * mean + _CUT_OFF
+
+
+def _change_saturation(canvas: _Canvas, factor: float) -> None:
+    """y -> factor * y + (1 - factor) * g(y), where g(y) = (a + b) g(x) + c"""
+    canvas.b += (1 - factor) * canvas.a
+    canvas.a *= factor
+    canvas.c += _CUT_OFF if factor else 0.0  # Pillow's conversion to grey rounds
+
+
+def _turn_hue(canvas: _Canvas, turns: float) -> None:
+    shift = int(turns * 255) % 256  # torchvision's rounding
+    if shift:
+        image = canvas.apply()
+        canvas.replace(turn_hue(image, shift, image if canvas.ours else None))
 
 
 # What a step does. All but brightness and contrast need three colours.
 COLOUR_STEPS: dict[str, Callable[[_Canvas, float], None]] = {
-    "brightness": _Canvas.change_brightness,
-    "contrast": _Canvas.change_contrast,
-    "saturation": _Canvas.change_saturation,
-    "hue": _Canvas.turn_hue,
+    "brightness": _change_brightness,
+    "contrast": _change_contrast,
+    "saturation": _change_saturation,
+    "hue": _turn_hue,
 }
 
 # The factor with which a step changes nothing.
 UNCHANGED = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
 
 
-def apply_colour(image: np.ndarray, steps: Iterable[ColourStep]) -> np.ndarray:
+def apply_colour(image: np.ndarray, steps: Sequence[ColourStep]) -> np.ndarray:
     """Apply colour steps in their order, with the meaning they have in torchvision on Pillow.
 
     Args:
@@ -121,11 +117,14 @@ def apply_colour(image: np.ndarray, steps: Iterable[ColourStep]) -> np.ndarray:
     Returns:
         uint8 (H, W, C).
     """
+    if not steps:
+        return image
     canvas = _Canvas(image)
     for name, factor in steps:
         if factor != UNCHANGED[name]:
+            canvas.apply_if_clipping_shows()
             COLOUR_STEPS[name](canvas, factor)
-    return canvas.result()
+    return canvas.apply()
 
 
 def _hue_weights() -> np.ndarray:
@@ -142,19 +141,30 @@ def _hue_weights() -> np.ndarray:
 _HUE_WEIGHTS = _hue_weights()
 
 
-def turn_hue(image: np.ndarray, shift: int) -> np.ndarray:
+def turn_hue(image: np.ndarray, shift: int, target: np.ndarray | None = None) -> np.ndarray:
     """Turn the hue, HSV's value and saturation kept; faster than OpenCV's way back from HSV.
 
     Args:
         image: uint8 (H, W, 3), RGB.
         shift: 0 to 255, in 256ths of a turn.
+        target: where to write to, of the same shape; it may be ``image``.
 
     Returns:
         uint8 (H, W, 3), RGB.
     """
-    hue, saturation, value = cv2.split(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL))
-    chroma = cv2.multiply(saturation, value, scale=1 / 255)
-    lacking = (cv2.LUT(hue, weights[shift : shift + 256]) for weights in _HUE_WEIGHTS)
-    return cv2.merge(
-        [cv2.subtract(value, cv2.multiply(chroma, share, scale=1 / 255)) for share in lacking]
-    )
+    pixels, planes = _scratch(threading.get_ident(), image.shape[:2])
+    hue, saturation, value, *lacking = planes
+    cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL, dst=pixels)
+    cv2.split(pixels, [hue, saturation, value])
+    chroma = cv2.multiply(saturation, value, dst=saturation, scale=1 / 255)
+    for plane, weights in zip(lacking, _HUE_WEIGHTS, strict=True):
+        cv2.LUT(hue, weights[shift : shift + 256], dst=plane)
+        cv2.multiply(chroma, plane, dst=plane, scale=1 / 255)
+        cv2.subtract(value, plane, dst=plane)
+    return cv2.merge(lacking, dst=target)
+
+
+@functools.lru_cache(maxsize=8)
+def _scratch(thread: int, shape: tuple[int, int]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Memory for the steps in between: fetching it anew takes as long as filling it."""
+    return np.empty((*shape, 3), np.uint8), list(np.empty((6, *shape), np.uint8))

@@ -1,12 +1,13 @@
 """One place of the sample stream to its views: read, replace what is unreadable, augment."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moco_d2.data.augmentation import Recipe, ViewRecipe
-from moco_d2.data.image_headers import upright_jpeg_shape
+from moco_d2.data.image_headers import stored_shape, upright_jpeg_shape
 from moco_d2.data.image_io import REDUCTIONS, PixelFormat, UnreadableImage, decode_image
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.streams import Stream, generator
@@ -117,6 +118,10 @@ class ViewMapper:
                 )
         return tuple(views)
 
+    @functools.cached_property
+    def _draws_first(self) -> bool:
+        return all(isinstance(recipe, ViewRecipe) for recipe in self.recipes)
+
     def _choose_reduction(
         self, data: bytes, draws: list[np.random.Generator]
     ) -> tuple[int, list[tuple[ViewRecipe, tuple]]]:
@@ -126,10 +131,13 @@ class ViewMapper:
             factor of :func:`decode_image`, and recipes with what they drew for an image of that
             size. Nothing is drawn for a file that is decoded in full.
         """
-        shape = None
-        if self.pixels.channels in (1, 3) and all(isinstance(r, ViewRecipe) for r in self.recipes):
-            shape = upright_jpeg_shape(data)
-        if shape is None or min(shape) < 2 * self.size:
+        if self.pixels.channels not in (1, 3) or not self._draws_first:
+            return 1, []
+        stored = stored_shape(data)
+        if stored is None or min(stored) < 2 * self.size:
+            return 1, []
+        shape = upright_jpeg_shape(data)
+        if shape is None:
             return 1, []
         drawn = [
             (recipe, recipe.draw(rng, shape, self.size))

@@ -4,6 +4,7 @@ An operation draws its parameters and applies them apart from each other, so tha
 and pixels can each be compared with torchvision and Pillow, whose semantics these are.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,12 @@ Generator = np.random.Generator
 
 _VISIBLE_SIGMA = 0.25  # below, a blur changes no pixel by more than a level
 _SHRINKS = 1.25  # areas of image and result, from where on filters differ by a level
+_FACTORS = ("brightness", "contrast", "saturation")
+_ORDERS = tuple(itertools.permutations(range(4)))
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
 
 
 class Operation:
@@ -108,12 +115,13 @@ class RandomResizedCrop(Operation):
         image_height, image_width = shape
         log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
-            area = image_height * image_width * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(*log_ratio))
+            share, shape_share, down, right = rng.random(4).tolist()
+            area = image_height * image_width * _between(*self.scale, share)
+            ratio = math.exp(_between(*log_ratio, shape_share))
             height, width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < height <= image_height and 0 < width <= image_width:
-                top = int(rng.integers(image_height - height + 1))
-                left = int(rng.integers(image_width - width + 1))
+                top = int(down * (image_height - height + 1))
+                left = int(right * (image_width - width + 1))
                 return Crop(top, left, height, width, size)
         # The largest centred rectangle whose ratio is in range.
         height = min(image_height, max(1, round(image_width / self.ratio[0])))
@@ -169,13 +177,13 @@ class ColorJitter(Operation):
     hue: float
 
     def draw(self, rng: Generator, shape: Shape, size: int) -> tuple[ColourStep, ...]:
+        spreads = (self.brightness, self.contrast, self.saturation)
+        *shares, turn, order = rng.random(5).tolist()
         factors = [
-            ("brightness", rng.uniform(max(0, 1 - self.brightness), 1 + self.brightness)),
-            ("contrast", rng.uniform(max(0, 1 - self.contrast), 1 + self.contrast)),
-            ("saturation", rng.uniform(max(0, 1 - self.saturation), 1 + self.saturation)),
-            ("hue", rng.uniform(-self.hue, self.hue)),
+            _between(max(0.0, 1 - s), 1 + s, u) for s, u in zip(spreads, shares, strict=True)
         ]
-        return tuple(factors[i] for i in rng.permutation(4))
+        steps = (*zip(_FACTORS, factors, strict=True), ("hue", _between(-self.hue, self.hue, turn)))
+        return tuple(steps[i] for i in _ORDERS[int(order * len(_ORDERS))])
 
     def apply(self, image: np.ndarray, params: tuple[ColourStep, ...]) -> np.ndarray:
         return apply_colour(image, params)
