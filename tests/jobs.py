@@ -63,10 +63,7 @@ def start(cfg, trainer=PretrainTrainer, resume: bool = False, processes: int = 1
     else:
         url = find_job(processes).url
         jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]
-    started = [
-        _server.Process(target=_member, args=(job, cfg, trainer, resume), daemon=True)
-        for job in jobs
-    ]
+    started = [_server.Process(target=_member, args=(job, cfg, trainer, resume)) for job in jobs]
     for process in started:
         process.start()
     return started
