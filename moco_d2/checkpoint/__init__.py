@@ -12,6 +12,7 @@ from moco_d2.checkpoint.loading import (
     load_detector_weights_,
     load_pretraining_weights_,
 )
+from moco_d2.checkpoint.reading import load_backbone, read_backbone
 
 __all__ = [
     "CheckError",
@@ -21,7 +22,9 @@ __all__ = [
     "apply_input_convention",
     "convention_of",
     "convert",
+    "load_backbone",
     "load_detector_weights_",
     "load_pretraining_weights_",
+    "read_backbone",
     "read_input_convention",
 ]

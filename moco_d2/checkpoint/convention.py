@@ -39,7 +39,7 @@ def stated_convention(file: WeightFile) -> dict[str, Any] | None:
     convention = file.meta.get("input")
     if convention is None:
         convention = file.section("recipe").get("input")
-    return None if convention is None else _checked(convention, file.name)
+    return None if convention is None else checked_convention(convention, file.name)
 
 
 def read_input_convention(path: str) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ def apply_input_convention(cfg: CfgNode, convention: Mapping[str, Any]) -> list[
     Raises:
         WeightsError: the convention makes no sense.
     """
-    convention = _checked(convention, "the given input convention")
+    convention = checked_convention(convention, "the given input convention")
     before = convention_of(cfg)
     changes = []
     for key, (path, leaf) in _SPLIT_KEYS.items():
@@ -114,7 +114,7 @@ def _node(cfg: CfgNode, path: str) -> CfgNode:
     return cfg
 
 
-def _checked(convention: Any, owner: str) -> dict[str, Any]:
+def checked_convention(convention: Any, owner: str) -> dict[str, Any]:
     """A convention with exactly the four keys, as plain Python of the right types."""
     if not isinstance(convention, Mapping) or set(convention) != set(CONFIG_KEYS):
         raise WeightsError(

@@ -1,33 +1,27 @@
-"""Read a weight file, write a backbone that detectron2 loads, and prove what was written."""
+"""Read a weight file, write a backbone in the names of another library, prove what was written."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from moco_d2.checkpoint.convention import stated_convention
 from moco_d2.checkpoint.files import (
     CheckError,
-    WeightFile,
     WeightsError,
     read_weight_file,
     replaced_file,
     write_weight_file,
 )
-from moco_d2.checkpoint.formats import FORMATS, detect_format, split_tensors
-from moco_d2.checkpoint.verify import (
-    Detectron2Features,
-    architecture_from,
-    compare_tensors,
-    is_counter,
-    largest_difference,
-)
+from moco_d2.checkpoint.naming import NAMINGS, Naming, rename
+from moco_d2.checkpoint.reading import Backbone, read_backbone
+from moco_d2.checkpoint.table import FORMATS
+from moco_d2.checkpoint.verify import architecture_title, compare_tensors, largest_difference
 
 AUTHOR = "moco_d2"
-SUFFIXES = (".pkl", ".pth")
 TOLERANCE = 1e-5
 
 
@@ -37,18 +31,24 @@ class ConversionReport:
 
     Attributes:
         output: path of the written file.
+        target: whose names it has, a key of `NAMINGS`.
         exported: number of backbone tensors written.
         expected: number of tensors that the backbone has.
+        mapped: name of a tensor in the source -> its name in the written file.
         dropped: name of a tensor that was left out -> why.
+        added: names in the written file of tensors that follow from others of the source.
         difference: largest difference of the features between source and written file.
         input: the input convention that was written.
         source: provenance that was written.
     """
 
     output: str
+    target: str
     exported: int
     expected: int
+    mapped: dict[str, str]
     dropped: dict[str, str]
+    added: list[str]
     difference: float
     input: dict[str, Any]
     source: dict[str, Any]
@@ -61,81 +61,95 @@ class ConversionReport:
             [
                 f"{self.source['file']}: {FORMATS[self.source['format']].title}"
                 + (f", {self.source['encoder']} encoder" if self.source["encoder"] else "")
-                + f", ResNet-{architecture['depth']} to {architecture['out_features'][-1]}",
+                + f", {architecture_title(architecture)}",
                 f"{self.exported} of {self.expected} backbone tensors exported, "
                 f"{len(self.dropped)} dropped" + (f": {details}" if details else ""),
                 "input: " + ", ".join(f"{key} {value}" for key, value in self.input.items()),
                 "largest difference to the features of the source: "
                 f"{self.difference:.1e} (at most {TOLERANCE:.0e})",
-                f"wrote {self.output}",
+                f"wrote {self.output} in the names of {NAMINGS[self.target].title}",
             ]
         )
 
 
 def convert(
-    source: str, output: str, *, encoder: str = "query", force: bool = False
+    source: str,
+    output: str,
+    *,
+    target: str = "detectron2",
+    source_format: str | None = None,
+    encoder: str | None = None,
+    convention: Mapping[str, Any] | None = None,
+    unsafe_pickle: bool = False,
+    report: str | None = None,
+    force: bool = False,
 ) -> ConversionReport:
-    """Write the backbone of a weight file in detectron2's format, and check what was written.
+    """Write the backbone of a weight file in the names of a library, and check what was written.
 
     The output appears at its place only after all checks have passed.
 
     Args:
-        source: a file of one of the formats in `formats.FORMATS`.
-        output: `.pkl` (NumPy arrays) or `.pth` (tensors).
-        encoder: "query" or "key", for files with several.
-        force: replace an existing output.
+        source: a file of one of the formats in `table.FORMATS`.
+        output: ends in one of the target's `suffixes`.
+        target: key of `naming.NAMINGS`.
+        source_format, encoder, convention, unsafe_pickle: see `reading.read_backbone`.
+        report: where to write what was done, as JSON.
+        force: replace an existing output and report.
 
     Raises:
-        WeightsError: the source or the output cannot be used.
+        WeightsError: the source, the output or an argument cannot be used.
         CheckError: a tensor is missing, left over or of another shape, or the written backbone
             gives other features than the source's.
     """
-    _check_output(source, output, force)
-    file = read_weight_file(source)
-    name = detect_format(file)
-    entry = FORMATS[name]
-    parts = split_tensors(name, file.state, encoder)
-    renamed = {entry.rename(n): tensor for n, tensor in parts.backbone.items()}
-    architecture = _architecture(file, renamed)
-    convention = dict(entry.convention or stated_convention(file) or _no_convention(file))
-
-    reference = entry.network(architecture, convention)
-    needed = reference.body.state_dict()
-    mismatch = compare_tensors(
-        {parts.prefix + n: tensor for n, tensor in needed.items()},
-        {n: tensor for n, tensor in file.state.items() if n not in parts.dropped},
+    if target not in NAMINGS:
+        raise WeightsError(f"there is no target {target!r}; known: {', '.join(NAMINGS)}")
+    naming = NAMINGS[target]
+    _check_output(source, output, naming.suffixes, force)
+    if report is not None:
+        _check_output(source, report, (".json",), force)
+    backbone = read_backbone(
+        source,
+        source_format=source_format,
+        encoder=encoder,
+        convention=convention,
+        unsafe_pickle=unsafe_pickle,
     )
-    if mismatch:
-        raise CheckError(
-            f"{file.name} is not {entry.title} of depth {architecture['depth']} - {mismatch}"
-        )
-    reference.body.load_state_dict(parts.backbone)
-
+    names = {n: rename(n, naming.from_detectron2) for n in backbone.tensors}
+    tensors = {names[n]: tensor for n, tensor in backbone.tensors.items()}
+    _check_fits(backbone, naming, tensors)
+    provenance = _provenance(backbone)
     content = {
-        "model": {entry.rename(n): parts.backbone[n] for n in needed if n in parts.backbone},
+        naming.state_key: tensors,
         "__author__": AUTHOR,
         "matching_heuristics": True,
-        "input": convention,
-        "source": _provenance(file, name, encoder, architecture),
+        "input": backbone.convention,
+        "source": provenance,
     }
     with replaced_file(output) as aside:
-        write_weight_file(aside, content)
-        difference = _check_features(reference, aside)
-    return ConversionReport(
+        write_weight_file(aside, content, naming.state_key)
+        difference = _check_features(backbone.source_network, aside, naming)
+    done = ConversionReport(
         output=output,
-        exported=len(content["model"]),
-        expected=sum(n in parts.backbone or not is_counter(n) for n in needed),
-        dropped=parts.dropped,
+        target=target,
+        exported=len(tensors),
+        expected=backbone.expected,
+        mapped={backbone.origin[n]: names[n] for n in names if n in backbone.origin},
+        dropped=backbone.dropped,
+        added=[names[n] for n in backbone.added],
         difference=difference,
-        input=convention,
-        source=content["source"],
+        input=backbone.convention,
+        source=provenance,
     )
+    if report is not None:
+        with replaced_file(report) as aside, open(aside, "w") as f:
+            json.dump(asdict(done), f, indent=1)
+    return done
 
 
-def _check_output(source: str, output: str, force: bool) -> None:
+def _check_output(source: str, output: str, suffixes: tuple[str, ...], force: bool) -> None:
     folder = os.path.dirname(os.path.abspath(output))
-    if not output.endswith(SUFFIXES):
-        raise WeightsError(f"the output {output} must end in {' or '.join(SUFFIXES)}")
+    if not output.endswith(suffixes):
+        raise WeightsError(f"the output {output} must end in {' or '.join(suffixes)}")
     if not os.path.isdir(folder):
         raise WeightsError(f"the folder of the output {output} does not exist")
     if os.path.exists(output):
@@ -145,46 +159,52 @@ def _check_output(source: str, output: str, force: bool) -> None:
             raise WeightsError(f"{output} exists; name another file, or replace it with --force")
 
 
-def _architecture(file: WeightFile, renamed: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the file states about its backbone, or what its tensors tell."""
-    stated = file.section("recipe").get("backbone") or file.section("source").get("architecture")
-    try:
-        return dict(stated or architecture_from(renamed))
-    except WeightsError as error:
-        raise CheckError(f"{file.name}: {error}") from error
+def _check_fits(backbone: Backbone, naming: Naming, tensors: Mapping) -> None:
+    """
+    Raises:
+        WeightsError: the other library's network does not have such a backbone.
+    """
+    if naming is not NAMINGS["detectron2"] and backbone.convention["stride_in_1x1"]:
+        raise WeightsError(
+            f"{backbone.file.name} has its strides in 1x1 convolutions, and {naming.title}'s "
+            "ResNets have them in 3x3 ones: there it would give other features"
+        )
+    network = naming.network(backbone.architecture, backbone.convention)
+    mismatch = compare_tensors(network.body.state_dict(), tensors)
+    if mismatch:
+        raise WeightsError(
+            f"{naming.title} has no network like {architecture_title(backbone.architecture)} of "
+            f"{backbone.file.name} - {mismatch}"
+        )
 
 
-def _no_convention(file: WeightFile) -> None:
-    raise WeightsError(
-        f"{file.name} does not state its input convention (channel order, mean, std, stride), and "
-        "it is not guessed; convert the file that it was made from"
-    )
-
-
-def _provenance(file: WeightFile, name: str, encoder: str, architecture: Mapping) -> dict[str, Any]:
+def _provenance(backbone: Backbone) -> dict[str, Any]:
     """Where a backbone comes from; facts that a converted file already states are kept."""
+    file = backbone.file
     earlier, recipe = file.section("source"), file.section("recipe")
+    epoch = file.meta.get("epoch", earlier.get("epoch"))
     return {
         "file": file.name,
         "sha256": file.sha256(),
-        "format": name,
-        "encoder": encoder if FORMATS[name].encoders else earlier.get("encoder"),
+        "format": backbone.format,
+        "encoder": backbone.encoder or earlier.get("encoder"),
         "iteration": file.meta.get("iteration", earlier.get("iteration")),
         "epochs": recipe.get("epochs", earlier.get("epochs")),
-        "architecture": dict(architecture),
+        "epoch": epoch if type(epoch) is int else None,
+        "architecture": dict(backbone.architecture),
     }
 
 
-def _check_features(reference: nn.Module, path: str) -> float:
-    """Build a model from nothing but a written file, and compare it with the source's.
+def _check_features(source: nn.Module, path: str, naming: Naming) -> float:
+    """Build a network from nothing but a written file, and compare it with the source's.
 
     Returns:
         the largest difference of the features.
     """
     written = read_weight_file(path)
-    target = Detectron2Features(written.meta["source"]["architecture"], written.meta["input"])
+    target = naming.network(written.meta["source"]["architecture"], written.meta["input"])
     target.body.load_state_dict(written.state)
-    difference = largest_difference(reference, target)
+    difference = largest_difference(source, target)
     # Written so that NaN fails.
     if not difference <= TOLERANCE:
         raise CheckError(

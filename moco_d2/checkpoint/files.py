@@ -2,10 +2,12 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import pickle
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,33 @@ import numpy as np
 import torch
 from detectron2.utils.file_io import PathManager
 
+from moco_d2.checkpoint.pickles import LEGACY_MAGIC, ZIP_MAGIC, read_arrays, wanted_globals
 from moco_d2.errors import UserError
 
-# Where files keep their tensors; a file with neither key is itself a state dict.
-STATE_KEYS = ("model", "state_dict")
+# Where files keep their tensors, and what is put before the names of those that are there. A file
+# with none of these places is itself a state dict. Only the first place without a prefix counts.
+PLACES: dict[tuple[str, ...], str] = {
+    ("model",): "",
+    ("state_dict",): "",
+    ("model_state_dict",): "",
+    ("blobs",): "",
+    ("model_ema",): "model_ema.",
+    ("state_dict_ema",): "state_dict_ema.",
+    ("student",): "student.",
+    ("teacher",): "teacher.",
+    ("online_network_state_dict",): "online_network.",
+    ("target_network_state_dict",): "target_network.",
+    ("classy_state_dict", "base_model", "model", "trunk"): "trunk.",
+    ("classy_state_dict", "base_model", "model", "heads"): "heads.",
+}
+# Key of a safetensors file's metadata under which this project keeps what is no tensor, as JSON.
+SAFETENSORS_KEY = "moco_d2"
+# First bytes of what is no weight file at all -> what it is.
+STRANGERS = {
+    rb"\s*<(!doctype|html|\?xml|head)": "it is a web page, not a weight file: the download failed",
+    rb"version https://git-lfs": "it is a pointer of Git LFS; fetch the file itself: git lfs pull",
+}
+SAFETENSORS = ".safetensors"
 # detectron2 lets a path ask for matching by suffix; this project decides that from the names.
 HEURISTICS_QUERY = "?matching_heuristics=True"
 
@@ -36,7 +61,8 @@ class WeightFile:
 
     Attributes:
         path: local path that was read.
-        state: tensors by name, on the CPU, without a `module.` that all names share.
+        state: tensors by name, on the CPU, with the prefixes of `PLACES`, and without the
+            `module.` that DDP puts before all names.
         meta: everything else of the file; empty for a bare state dict.
     """
 
@@ -61,11 +87,15 @@ class WeightFile:
         return digest.hexdigest()
 
 
-def read_weight_file(path: str) -> WeightFile:
-    """Read a `.pkl` of NumPy arrays, or any file that `torch.load(weights_only=True)` reads.
+def read_weight_file(path: str, *, unsafe_pickle: bool = False) -> WeightFile:
+    """Read a weight file: `.safetensors`, a pickle of NumPy arrays, or what `torch.save` wrote.
+
+    Which one it is is told by its content, not by its name, but for `.safetensors`.
 
     Args:
         path: a local path or whatever detectron2's `PathManager` resolves.
+        unsafe_pickle: read files that ask for other classes and functions, too. Such a file can
+            run any code.
 
     Raises:
         WeightsError: there is no such file, it is damaged, it holds more than tensors, arrays
@@ -77,68 +107,106 @@ def read_weight_file(path: str) -> WeightFile:
         raise WeightsError(f"{path} cannot be fetched: {error}") from error
     if not os.path.isfile(local):
         raise WeightsError(f"there is no weight file {path}")
-    read = _read_pickle if local.endswith(".pkl") else _read_torch
-    # What is wrong with a damaged file shows up as almost any exception.
-    try:
-        content = read(local)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise WeightsError(
-            f"{path} cannot be read as a file of tensors and plain Python: {reason[0]}"
-        ) from error
+    content = _read(path, local, unsafe_pickle)
     if not isinstance(content, Mapping):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
-    key = next((k for k in STATE_KEYS if isinstance(content.get(k), Mapping)), None)
-    state = content if key is None else content[key]
-    meta = {} if key is None else {k: v for k, v in content.items() if k != key}
-    return WeightFile(local, _tensors(path, state), meta)
+    states, used = _states(content)
+    if not states:
+        return WeightFile(local, _tensors(path, content), {})
+    tensors = {}
+    for prefix, state in states.items():
+        named = _tensors(path, state) if state or len(states) == 1 else {}
+        tensors.update({prefix + name: value for name, value in named.items()})
+    return WeightFile(local, tensors, {k: v for k, v in content.items() if k not in used})
+
+
+def _states(content: Mapping[str, Any]) -> tuple[dict[str, Mapping], set[str]]:
+    """State dicts by the prefix of their place, and the keys of the file that hold them."""
+    states: dict[str, Mapping] = {}
+    used = set()
+    for place, prefix in PLACES.items():
+        value: Any = content
+        for key in place:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping) and prefix not in states:
+            states[prefix] = value
+            used.add(place[0])
+    return states, used
+
+
+def _read(path: str, local: str, unsafe_pickle: bool) -> Any:
+    with open(local, "rb") as f:
+        head = f.read(64)
+    if not head:
+        raise WeightsError(f"{path} cannot be read: it is empty")
+    for pattern, what in STRANGERS.items():
+        if re.match(pattern, head, re.IGNORECASE):
+            raise WeightsError(f"{path} cannot be read: {what}")
+    if local.endswith(SAFETENSORS):
+        read: Callable[[str], Any] = _read_safetensors
+    elif head.startswith((ZIP_MAGIC, LEGACY_MAGIC)) or not local.endswith((".pkl", ".pickle")):
+        read = _unsafe_torch if unsafe_pickle else _read_torch
+    else:
+        read = _unsafe_pickle if unsafe_pickle else read_arrays
+    try:
+        return read(local)
+    except WeightsError:
+        raise
+    except Exception as error:  # a damaged file shows up as almost any exception
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        wanted = [] if read is _read_safetensors else _wanted(local)
+        if wanted and not unsafe_pickle:
+            raise WeightsError(
+                f"{path} cannot be read as a file of tensors and plain Python: it asks for "
+                f"{', '.join(wanted)}; if you trust its origin, read it with --unsafe-pickle, "
+                "under which it can run any code"
+            ) from error
+        raise WeightsError(
+            f"{path} cannot be read: it is truncated, damaged or no weight file ({reason[0]})"
+        ) from error
+
+
+def _wanted(local: str) -> list[str]:
+    # A truncated archive has no directory to look into.
+    with contextlib.suppress(zipfile.BadZipFile):
+        return wanted_globals(local)
+    return []
 
 
 def _read_torch(path: str) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _read_pickle(path: str) -> Any:
+def _unsafe_torch(path: str) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def _unsafe_pickle(path: str) -> Any:
     with open(path, "rb") as f:
-        return _ArrayUnpickler(f, encoding="latin1").load()
+        return pickle.load(f, encoding="latin1")
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles plain Python and NumPy arrays, and nothing that could run code."""
+def _safetensors() -> tuple[Any, Any]:
+    """(safe_open, save_file) of the optional package.
 
-    # NumPy 1 and 2 name the same two functions differently, and read each other's files.
-    _FUNCTIONS = {
-        "_reconstruct": np.zeros(1).__reduce_ex__(2)[0],
-        "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
-    }
-    _ALLOWED = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("collections", "OrderedDict"): OrderedDict,
-        ("builtins", "bytes"): bytes,
-        ("__builtin__", "bytes"): bytes,
-        ("numpy.core.multiarray", "_reconstruct"): _FUNCTIONS["_reconstruct"],
-        ("numpy._core.multiarray", "_reconstruct"): _FUNCTIONS["_reconstruct"],
-        ("numpy.core.numeric", "_frombuffer"): _FUNCTIONS["_frombuffer"],
-        ("numpy._core.numeric", "_frombuffer"): _FUNCTIONS["_frombuffer"],
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
-        try:
-            return self._ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, and only NumPy arrays and plain types are read"
-            ) from None
+    Raises:
+        WeightsError: it is not installed.
+    """
+    try:
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise WeightsError(
+            "files that end in .safetensors need the package safetensors: pip install safetensors"
+        ) from error
+    return safe_open, save_file
 
 
-def _latin1_bytes(text: str, encoding: str) -> bytes:
-    # Protocol 2 stores the bytes of an array as text of this one encoding.
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it stores bytes as {encoding}, not as latin1")
-    return text.encode("latin1")
+def _read_safetensors(path: str) -> dict[str, Any]:
+    safe_open, _ = _safetensors()
+    with safe_open(path, framework="pt") as f:
+        tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (no dict)
+        return {**json.loads((f.metadata() or {}).get(SAFETENSORS_KEY, "{}")), "model": tensors}
 
 
 def _tensors(path: str, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -159,20 +227,27 @@ def _tensors(path: str, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def write_weight_file(path: str, content: Mapping[str, Any]) -> None:
-    """Write a file that detectron2's checkpointer loads.
+def write_weight_file(path: str, content: Mapping[str, Any], state_key: str = "model") -> None:
+    """Write a weight file of the kind that the name ends in.
 
     Args:
-        path: ends in `.pkl` (tensors become NumPy arrays) or `.pth` (they stay tensors).
-        content: `model`, a dict of tensors by name, and plain Python.
+        path: ends in `.pkl` (tensors become NumPy arrays), `.safetensors` (what is no tensor goes
+            into the metadata) or anything else (`torch.save`).
+        content: a dict of tensors by name under `state_key`, and plain Python.
+        state_key: where the tensors are.
     """
-    content = dict(content)
-    if path.endswith(".pkl"):
-        content["model"] = {k: v.numpy() for k, v in content["model"].items()}
+    tensors = content[state_key]
+    if path.endswith(SAFETENSORS):
+        plain = {key: value for key, value in content.items() if key != state_key}
+        metadata = {"format": "pt", SAFETENSORS_KEY: json.dumps(plain)}
+        own = {name: value.clone().contiguous() for name, value in tensors.items()}
+        _safetensors()[1](own, path, metadata)
+    elif path.endswith(".pkl"):
+        arrays = {name: value.numpy() for name, value in tensors.items()}
         with open(path, "wb") as f:
-            pickle.dump(content, f, protocol=4)
+            pickle.dump({**content, state_key: arrays}, f, protocol=4)
     else:
-        torch.save(content, path)
+        torch.save(dict(content), path)
 
 
 @contextlib.contextmanager

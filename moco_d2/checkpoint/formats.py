@@ -1,4 +1,4 @@
-"""Who names tensors how: one table entry for each format of weight files that can be read."""
+"""Telling the formats of weight files apart, and a file's tensors: backbone, dropped, unknown."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,134 +7,133 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from moco_d2.checkpoint.convention import IMAGENET_RGB
 from moco_d2.checkpoint.files import WeightFile, WeightsError
-from moco_d2.checkpoint.verify import Detectron2Features, TorchvisionFeatures, shown
+from moco_d2.checkpoint.naming import NAMINGS, Naming, Renames, rename
+from moco_d2.checkpoint.verify import shown
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """One format. Patterns are regular expressions that match a whole name.
+    """One format. Patterns are regular expressions; a whole name must match, but for prefixes.
 
     Attributes:
         title: what a user would call it.
-        signature: matches names that files of this format have and no other format's have.
+        layout: where the layout is defined: a repository, and the class or function in it.
+        signature: each of these matches some name in every file of this format.
+        absent: none of these matches a name in a file of this format. Exactly one format has a
+            given file's signature without having its absent names.
         encoders: for files with several encoders, what each one's names start with. One of the
             encoders is taken, the others are dropped.
         prefix: what the names of a backbone start with, inside the encoder.
-        renames: (pattern, replacement), applied in order, turn a backbone's names, without
-            prefix, into detectron2's (`stem.conv1.weight`, `res2.0.conv1.norm.weight`, ...).
+        own_names: turn a backbone's names, without prefix, into those of `naming`.
+        naming: whose names the backbone's tensors have then, a key of `NAMINGS`.
         dropped: pattern of names, inside the encoder -> why they are no part of a backbone.
-        convention: input convention, where the format fixes it; else the file must state it.
-        network: (architecture, convention) -> a module whose `body` has the source's own names,
-            and which maps uint8 images (N, 3, H, W), RGB, to features by stage.
+        convention: input convention, where the format fixes it, or what tells it by the
+            architecture; None if the file must state it.
+        frozen_norms: norms have a scale and a shift only: their statistics are part of these.
+        network: (architecture, what a user says of the input convention) -> the source's own
+            network, see `Naming.network`; None takes that of `naming`.
+        detected: False for names that another format has, too: taken only when forced.
     """
 
     title: str
-    signature: str
+    layout: str
+    signature: tuple[str, ...]
+    absent: tuple[str, ...] = ()
     encoders: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
-    renames: tuple[tuple[str, str], ...] = ()
+    own_names: Renames = ()
+    naming: str = "torchvision"
     dropped: Mapping[str, str] = field(default_factory=dict)
-    convention: Mapping[str, Any] | None = None
-    network: Callable[[Mapping, Mapping], nn.Module] = Detectron2Features
+    convention: Mapping[str, Any] | Callable[[Mapping], Mapping[str, Any]] | None = None
+    frozen_norms: bool = False
+    network: Callable[[Mapping, Mapping], nn.Module] | None = None
+    detected: bool = True
 
-    def rename(self, name: str) -> str:
-        """detectron2's name for a tensor of the backbone."""
-        for pattern, replacement in self.renames:
-            name = re.sub(pattern, replacement, name)
-        return name
+    @property
+    def names(self) -> Naming:
+        return NAMINGS[self.naming]
 
-
-FORMATS: dict[str, WeightFormat] = {
-    "moco_d2": WeightFormat(
-        title="a pretraining checkpoint of this project's MoCo",
-        signature=r"encoder_[qk]\.backbone\..+",
-        encoders={"query": "encoder_q.", "key": "encoder_k."},
-        prefix="backbone.",
-        dropped={r"head\..+": "projection head", r"dictionary\..+": "dictionary of keys"},
-    ),
-    "torchvision": WeightFormat(
-        title="a state dict of a torchvision ResNet",
-        signature=r"layer[1-4]\.\d+\.conv1\.weight",
-        renames=(
-            (r"^(?=(conv|bn)1\.)", "stem."),
-            (r"^layer1\.", "res2."),
-            (r"^layer2\.", "res3."),
-            (r"^layer3\.", "res4."),
-            (r"^layer4\.", "res5."),
-            (r"\.bn(\d)\.", r".conv\1.norm."),
-            (r"\.downsample\.0\.", ".shortcut."),
-            (r"\.downsample\.1\.", ".shortcut.norm."),
-        ),
-        dropped={r"fc\..+": "classifier"},
-        convention=IMAGENET_RGB,
-        network=TorchvisionFeatures,
-    ),
-    "detectron2": WeightFormat(
-        title="a backbone file of detectron2",
-        signature=r"res[2-5]\.\d+\.conv1\.weight",
-        dropped={r"stem\.fc\..+": "classifier or head that other converters keep as stem.fc"},
-    ),
-}
+    def matches(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether a file with these tensors is of this format."""
+        has = (any(re.fullmatch(p, name) for name in state) for p in self.signature)
+        return all(has) and not any(re.fullmatch(p, name) for p in self.absent for name in state)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A file's tensors, told apart. `backbone` has the names of the source's own network, which
-    are the names in the file without `prefix`."""
+    """A file's tensors, told apart.
+
+    Attributes:
+        prefix: what the names of the backbone start with in the file.
+        backbone: tensors by the names of the format's `naming`.
+        origin: name in `backbone` -> name in the file.
+        dropped: name in the file -> why it is no part of the backbone.
+        unknown: names in the file that the format does not know.
+    """
 
     prefix: str
     backbone: dict[str, Tensor]
+    origin: dict[str, str]
     dropped: dict[str, str]
     unknown: list[str]
 
+    def in_file(self, name: str) -> str:
+        """The name in the file of a tensor of the backbone, whether or not it is there."""
+        return self.origin.get(name, self.prefix + name)
 
-def detect_format(file: WeightFile) -> str:
+
+def detect_format(file: WeightFile, formats: Mapping[str, WeightFormat]) -> str:
     """Name the format of a file by the names of its tensors.
 
     Raises:
         WeightsError: no format has such names, or more than one does.
     """
-    found = [
-        name
-        for name, entry in FORMATS.items()
-        if any(re.fullmatch(entry.signature, tensor) for tensor in file.state)
-    ]
+    found = [n for n, entry in formats.items() if entry.detected and entry.matches(file.state)]
     if len(found) != 1:
-        known = ", ".join(f"{name} ({entry.title})" for name, entry in FORMATS.items())
         problem = f"could be any of {', '.join(found)}" if found else "are of no known format"
         raise WeightsError(
-            f"the tensors of {file.name} {problem}: {shown(list(file.state))}; known: {known}"
+            f"the tensors of {file.name} {problem}: {shown(list(file.state))}; known: "
+            f"{', '.join(formats)}; --list-formats describes them, --from NAME forces one"
         )
     return found[0]
 
 
-def split_tensors(name: str, state: Mapping[str, Tensor], encoder: str) -> Parts:
+def split_tensors(entry: WeightFormat, file: WeightFile, encoder: str) -> Parts:
     """Tell the backbone of one encoder apart from what is to be dropped and what is unknown.
 
     Args:
-        name: of the format.
-        state: all tensors of the file.
+        entry: the file's format.
+        file: whose tensors to split.
         encoder: "query" or "key"; a format without encoders knows only "query".
 
     Raises:
-        WeightsError: the format has no such encoder.
+        WeightsError: the format has no such encoder, or the file no such tensor.
     """
-    entry = FORMATS[name]
     if encoder not in (entry.encoders or ("query",)):
         raise WeightsError(f"{entry.title} has no {encoder} encoder to export")
-    own = entry.encoders.get(encoder, "")
+    own = re.compile(entry.encoders.get(encoder, ""))
     others = {prefix: f"{e} encoder" for e, prefix in entry.encoders.items() if e != encoder}
-    parts = Parts(own + entry.prefix, {}, {}, [])
-    for tensor_name, tensor in state.items():
-        inner = tensor_name.removeprefix(own)
-        other = next((why for p, why in others.items() if tensor_name.startswith(p)), None)
+    parts = Parts("", {}, {}, {}, [])
+    prefix = ""
+    for name, tensor in file.state.items():
+        match = own.match(name)
+        inner = name[match.end() :] if match else name
+        other = next((why for p, why in others.items() if not match and re.match(p, name)), None)
         why = other or next((w for p, w in entry.dropped.items() if re.fullmatch(p, inner)), None)
+        start = re.match(entry.prefix, inner) if match else None
         if why is not None:
-            parts.dropped[tensor_name] = why
-        elif tensor_name.startswith(parts.prefix):
-            parts.backbone[tensor_name.removeprefix(parts.prefix)] = tensor
+            parts.dropped[name] = why
+        elif start:
+            bare = rename(inner[start.end() :], entry.own_names)
+            parts.backbone[bare] = tensor
+            parts.origin[bare] = name
+            prefix = name.removesuffix(inner[start.end() :])
         else:
-            parts.unknown.append(tensor_name)
-    return parts
+            parts.unknown.append(name)
+    if not parts.backbone:
+        raise WeightsError(
+            f"{file.name} has no tensor of the {encoder} encoder's backbone in "
+            f"{entry.title}: {shown(list(file.state))}"
+        )
+    return Parts(prefix, parts.backbone, parts.origin, parts.dropped, parts.unknown)

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.files import CheckError, WeightFile, WeightsError, read_weight_file
-from moco_d2.checkpoint.formats import FORMATS, detect_format, split_tensors
+from moco_d2.checkpoint.formats import detect_format, split_tensors
+from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 
 # Where detectors keep a ResNet: what comes before its names, the first that a detector has. A C4
@@ -65,7 +66,7 @@ def _is_detector(file: WeightFile) -> bool:
 
 
 def _check_is_backbone(file: WeightFile) -> None:
-    name = detect_format(file)
+    name = detect_format(file, FORMATS)
     if name != "detectron2":
         raise WeightsError(
             f"{file.name} is {FORMATS[name].title}; turn it into a detectron2 backbone first: "
@@ -121,7 +122,7 @@ def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
     if isinstance(model, DistributedDataParallel):
         model = model.module
     file = read_weight_file(path)
-    if detect_format(file) == "moco_d2":
+    if detect_format(file, FORMATS) == "moco_d2":
         return _load_whole_(model, file)
     return _load_backbone_(model, file, ENCODER)
 
@@ -143,7 +144,7 @@ def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadRepor
         place: pattern of what comes before detectron2's names of a ResNet's tensors in the model.
     """
     _check_is_backbone(file)
-    backbone = split_tensors("detectron2", file.state, "query").backbone
+    backbone = split_tensors(FORMATS["detectron2"], file, "query").backbone
     state = model.state_dict()
     sources = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
     mismatch = compare_tensors({source: state[n] for n, source in sources.items()}, backbone)

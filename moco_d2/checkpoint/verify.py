@@ -1,6 +1,6 @@
 """The two checks that weights pass: every tensor has its place, and the features are the same."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -121,9 +121,25 @@ def architecture_from(tensors: Mapping[str, Tensor]) -> dict:
     }
 
 
+def architecture_title(architecture: Mapping) -> str:
+    """What a user would call an architecture."""
+    return f"ResNet-{architecture['depth']} to {architecture['out_features'][-1]}"
+
+
 def _count_blocks(stage: str, names: Collection[str]) -> int:
     indices = {int(n.split(".")[1]) for n in names if n.startswith(f"{stage}.")}
     return max(indices, default=-1) + 1
+
+
+def unfilled(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose tensors hold anything, which saves the time to initialise them."""
+    with torch.device("meta"):
+        network = build()
+    network.to_empty(device="cpu")
+    for name, buffer in network.named_buffers():
+        if is_counter(name):  # a file need not have these
+            buffer.zero_()
+    return network
 
 
 def build_resnet(architecture: Mapping, stride_in_1x1: bool) -> ResNet:
@@ -154,82 +170,11 @@ def build_resnet(architecture: Mapping, stride_in_1x1: bool) -> ResNet:
     cfg.MODEL.RESNETS.STRIDE_IN_1X1 = stride_in_1x1
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
     try:
-        return build_resnet_backbone(cfg, ShapeSpec(channels=3))
+        return unfilled(lambda: build_resnet_backbone(cfg, ShapeSpec(channels=3)))
     except (AssertionError, KeyError) as error:
         raise WeightsError(
             f"detectron2 cannot build the ResNet {dict(architecture)}: {error}"
         ) from error
-
-
-class Detectron2Features(nn.Module):
-    """detectron2's ResNet behind an input convention.
-
-    Args:
-        architecture: see :func:`build_resnet`.
-        convention: see `convention.py`.
-    """
-
-    def __init__(self, architecture: Mapping, convention: Mapping):
-        super().__init__()
-        self.body = build_resnet(architecture, convention["stride_in_1x1"])
-        self._convention = convention
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """
-        Args:
-            images: uint8 (N, 3, H, W), RGB.
-
-        Returns:
-            features by stage.
-        """
-        if self._convention["format"] == "BGR":
-            images = images.flip(1)
-        mean, std = (
-            torch.tensor(self._convention[key], dtype=torch.float64).view(3, 1, 1)
-            for key in ("pixel_mean", "pixel_std")
-        )
-        return self.body(((images - mean) / std).to(next(self.body.parameters()).dtype))
-
-
-class TorchvisionFeatures(nn.Module):
-    """torchvision's own ResNet behind torchvision's own input convention.
-
-    Args:
-        architecture: see :func:`architecture_from`.
-    """
-
-    MEAN = (0.485, 0.456, 0.406)
-    STD = (0.229, 0.224, 0.225)
-
-    def __init__(self, architecture: Mapping, convention: Mapping):
-        # Only this check needs torchvision's models, and importing them takes a while.
-        from torchvision.models import resnet
-
-        super().__init__()
-        del convention  # the point of the comparison: this side knows its own
-        depth = architecture["depth"]
-        bottleneck = depth in BOTTLENECK_DEPTHS.values()
-        table = BOTTLENECK_DEPTHS if bottleneck else BASIC_DEPTHS
-        self.body = resnet.ResNet(
-            resnet.Bottleneck if bottleneck else resnet.BasicBlock,
-            next(list(blocks) for blocks, known in table.items() if known == depth),
-            groups=architecture["num_groups"],
-            width_per_group=architecture["width_per_group"],
-        )
-        self.body.fc = nn.Identity()
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Like :meth:`Detectron2Features.forward`."""
-        mean, std = (
-            torch.tensor(values, dtype=torch.float64).view(3, 1, 1)
-            for values in (self.MEAN, self.STD)
-        )
-        x = ((images.double() / 255 - mean) / std).to(self.body.conv1.weight.dtype)
-        x = self.body.maxpool(self.body.relu(self.body.bn1(self.body.conv1(x))))
-        features = {}
-        for stage, layer in zip(STAGES, ("layer1", "layer2", "layer3", "layer4"), strict=True):
-            x = features[stage] = getattr(self.body, layer)(x)
-        return features
 
 
 @torch.no_grad()

@@ -15,12 +15,13 @@ from detectron2.modeling import build_backbone, build_model
 from weights import RGB, moco_checkpoint, torchvision_resnet
 
 from moco_d2.checkpoint import CheckError, WeightsError, convert
-from moco_d2.checkpoint.formats import FORMATS
+from moco_d2.checkpoint.naming import NAMINGS
+from moco_d2.checkpoint.table import FORMATS
 
 
 @pytest.fixture(autouse=True)
 def few_threads():
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,7 @@ def test_exported_file_holds_arrays_under_plain_names_and_where_they_come_from(e
         "encoder": "query",
         "iteration": 99,
         "epochs": 1.5,
+        "epoch": None,
         "architecture": checkpoint["recipe"]["backbone"],
     }
     assert (report.exported, report.expected) == (318, 318)
@@ -226,9 +228,9 @@ def test_forward_check_catches_swapped_tensors(tmp_path, monkeypatch):
     torch.save(torchvision_resnet(18).state_dict(), tmp_path / "tv.pth")
     swap = ((r"^res2\.0\.conv1\.", "x."), (r"^res2\.0\.conv2\.", "res2.0.conv1."))
     swap += ((r"^x\.", "res2.0.conv2."),)
-    entry = FORMATS["torchvision"]
-    entry = dataclasses.replace(entry, renames=entry.renames + swap)
-    monkeypatch.setitem(FORMATS, "torchvision", entry)
+    naming = NAMINGS["torchvision"]
+    naming = dataclasses.replace(naming, to_detectron2=naming.to_detectron2 + swap)
+    monkeypatch.setitem(NAMINGS, "torchvision", naming)
     with pytest.raises(CheckError, match="other features than the source"):
         convert(str(tmp_path / "tv.pth"), str(tmp_path / "tv.pkl"))
 

@@ -1,0 +1,77 @@
+"""How libraries name a network's tensors: the names of each, from and to detectron2's."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from moco_d2.checkpoint.networks import Detectron2Features, TimmFeatures, TorchvisionFeatures
+
+# (pattern, replacement) pairs, applied in order.
+Renames = tuple[tuple[str, str | Callable[[re.Match], str]], ...]
+
+
+def rename(name: str, renames: Renames) -> str:
+    """Apply all of the renames to a name."""
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+@dataclass(frozen=True)
+class Naming:
+    """One library's names and its network.
+
+    Attributes:
+        title: what a user would call it.
+        to_detectron2: turns this library's names into detectron2's (`stem.conv1.weight`,
+            `res2.0.conv1.norm.weight`, ...).
+        from_detectron2: the way back.
+        network: (architecture, input convention) -> a module whose `body` has this library's
+            names, and which maps uint8 images (N, 3, H, W), RGB, to features by stage.
+        state_key: where the library's own readers look for the tensors in a file.
+        suffixes: of files that the library reads.
+    """
+
+    title: str
+    to_detectron2: Renames
+    from_detectron2: Renames
+    network: Callable[[Mapping, Mapping], nn.Module]
+    state_key: str
+    suffixes: tuple[str, ...]
+
+
+_TORCHVISION: dict[str, Any] = {
+    "to_detectron2": (
+        (r"^(?=(conv|bn)1\.)", "stem."),
+        (r"^layer(\d)\.", lambda m: f"res{int(m[1]) + 1}."),
+        (r"\.bn(\d)\.", r".conv\1.norm."),
+        (r"\.downsample\.0\.", ".shortcut."),
+        (r"\.downsample\.1\.", ".shortcut.norm."),
+    ),
+    "from_detectron2": (
+        (r"\.shortcut\.norm\.", ".downsample.1."),
+        (r"\.shortcut\.", ".downsample.0."),
+        (r"\.conv(\d)\.norm\.", r".bn\1."),
+        (r"^res(\d)\.", lambda m: f"layer{int(m[1]) - 1}."),
+        (r"^stem\.", ""),
+    ),
+    "state_key": "state_dict",
+    "suffixes": (".pth", ".pth.tar", ".safetensors"),
+}
+
+# Name of a target of conversion -> how it names tensors.
+NAMINGS: dict[str, Naming] = {
+    "detectron2": Naming(
+        title="detectron2",
+        to_detectron2=(),
+        from_detectron2=(),
+        network=Detectron2Features,
+        state_key="model",
+        suffixes=(".pkl", ".pth", ".safetensors"),
+    ),
+    "torchvision": Naming(title="torchvision", network=TorchvisionFeatures, **_TORCHVISION),
+    "timm": Naming(title="timm", network=TimmFeatures, **_TORCHVISION),
+}

@@ -1,0 +1,107 @@
+"""Every format of the table, as its project saves it: detected, converted, and checked."""
+
+import numpy as np
+import pytest
+import torch
+from layouts import SAMPLES, detectron2_names, states
+
+from moco_d2.checkpoint import WeightsError, convert, load_backbone, read_backbone
+from moco_d2.checkpoint.files import read_weight_file
+from moco_d2.checkpoint.table import FORMATS, format_rows
+
+
+@pytest.fixture(autouse=True)
+def few_threads():
+    torch.set_num_threads(1)
+
+
+def test_every_format_has_a_sample():
+    assert {sample.format for sample in SAMPLES.values()} == set(FORMATS)
+
+
+def counted(state) -> int:
+    return sum(not name.endswith("num_batches_tracked") for name in state)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_of_the_format_is_converted(name, tmp_path):
+    sample = SAMPLES[name]
+    path = str(sample.save(tmp_path))
+    outputs = [str(tmp_path / "auto.pkl"), str(tmp_path / "forced.pkl")]
+    auto = convert(path, outputs[0], unsafe_pickle=sample.unsafe)
+    forced = convert(
+        path, outputs[1], source_format=sample.format, unsafe_pickle=sample.unsafe, force=True
+    )
+    assert forced.source["format"] == sample.format
+    detected = sample.format if FORMATS[sample.format].detected else "torchvision"
+    assert auto.source["format"] == detected
+    in_file = read_weight_file(path, unsafe_pickle=sample.unsafe).state
+    of_format = [n for n, entry in FORMATS.items() if entry.detected and entry.matches(in_file)]
+    assert of_format == [detected]
+    assert max(auto.difference, forced.difference) <= 1e-5
+    assert auto.mapped == forced.mapped
+    assert auto.exported == auto.expected
+
+    backbone = states(sample.arch)[sample.exported]
+    wanted = {n: t for n, t in backbone.items() if not n.startswith("fc.")}
+    assert counted(read_weight_file(outputs[0]).state) == counted(wanted)
+    assert set(auto.mapped) | set(auto.dropped) == set(in_file)
+    assert not set(auto.mapped) & set(auto.dropped)
+    assert len(auto.mapped) + len(auto.added) == auto.exported
+
+    images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+    loaded = load_backbone(outputs[0]).double()
+    convention = loaded.input_convention
+    x = images if convention["format"] == "RGB" else images.flip(1)
+    mean, std = (torch.tensor(convention[k]).view(3, 1, 1) for k in ("pixel_mean", "pixel_std"))
+    with torch.no_grad():
+        features = loaded((x.double() - mean) / std)["res5"]
+    np.testing.assert_allclose(features, sample.features(images), rtol=0, atol=1e-4)
+
+
+TWO_ENCODERS = [
+    *("moco_d2", "moco_d2 v3", "moco", "moco_v3", "byol", "byol_pytorch", "dino", "mmselfsup"),
+    *("mmselfsup byol", "openselfsup", "densecl", "lightly", "lightly benchmark", "solo"),
+    *("pixpro", "pycontrast"),
+]
+
+
+@pytest.mark.parametrize("name", TWO_ENCODERS)
+def test_the_other_encoder_is_read_on_request(name, tmp_path):
+    sample = SAMPLES[name]
+    path = str(sample.save(tmp_path))
+    first, other = FORMATS[sample.format].encoders
+    read = read_backbone(path, encoder=other, unsafe_pickle=sample.unsafe)
+    weights = detectron2_names(states(sample.arch)[1 - sample.exported])
+    assert read.encoder == other
+    assert set(read.tensors) == set(weights)
+    assert all(torch.equal(tensor, weights[n]) for n, tensor in read.tensors.items())
+    assert f"{first} encoder" in read.dropped.values()
+
+
+def test_an_encoder_that_is_not_there_is_refused(tmp_path):
+    path = str(SAMPLES["lightly dino"].save(tmp_path))
+    with pytest.raises(WeightsError, match="no tensor of the key encoder's backbone"):
+        read_backbone(path, encoder="key")
+    path = str(SAMPLES["simsiam"].save(tmp_path))
+    with pytest.raises(WeightsError, match="SimSiam, official has no key encoder"):
+        read_backbone(path, encoder="key")
+
+
+def test_a_forced_format_must_fit(tmp_path):
+    path = str(SAMPLES["moco"].save(tmp_path))
+    with pytest.raises(WeightsError, match="is not SwAV.*: it has no tensors of such names"):
+        read_backbone(path, source_format="swav")
+    with pytest.raises(WeightsError, match="there is no format 'mocov9'; known: moco_d2, "):
+        read_backbone(path, source_format="mocov9")
+
+
+def test_the_table_says_what_is_known_of_each_format():
+    rows = {name: row for name, *row in format_rows()}
+    assert list(rows) == list(FORMATS)
+    assert (
+        rows["swav"][2] == "RGB, mean 123.675/116.28/103.53, std 58.14/57.12/57.375, stride in 3x3"
+    )
+    assert rows["caffe2"][2] == "BGR, mean 103.53/116.28/123.675, std 1/1/1, stride in 1x1"
+    assert rows["dino"][1] == "key, query"
+    assert rows["detectron2"][1:] == ["one", "stated by the file"]
