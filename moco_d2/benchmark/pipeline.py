@@ -84,9 +84,7 @@ def _with_albumentations() -> Callable[[str], object]:
     view = A.Compose(
         [
             # The recipe shrinks without aliasing, as Pillow does; INTER_LINEAR would not.
-            A.RandomResizedCrop(
-                size=(_SIZE, _SIZE), scale=_SCALE, interpolation=cv2.INTER_AREA
-            ),
+            A.RandomResizedCrop(size=(_SIZE, _SIZE), scale=_SCALE, interpolation=cv2.INTER_AREA),
             A.ColorJitter(
                 brightness=_JITTER[0],
                 contrast=_JITTER[1],
