@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Turn a pretraining checkpoint into a backbone that detectron2 loads, checked.
+"""Turn weights of any known format into a backbone for detectron2, torchvision or timm, checked.
 
 examples:
   # the query encoder of a MoCo run, as a detectron2 backbone
@@ -8,8 +8,15 @@ examples:
   # the key encoder instead, over an existing file
   tools/convert_weights.py output/pretrain/model_final.pth output/moco_r50.pkl --encoder key --force
 
-  # a torchvision ResNet, the supervised baseline
+  # the official MoCo v2, and a torchvision ResNet, the supervised baseline
+  tools/convert_weights.py moco_v2_800ep_pretrain.pth.tar output/moco_v2_r50.pkl
   tools/convert_weights.py resnet50-0676ba61.pth output/supervised_r50.pkl
+
+  # back to torchvision's names, with a record of what became of each tensor
+  tools/convert_weights.py output/moco_r50.pkl moco_r50.pth --to torchvision --report moco_r50.json
+
+  # which formats there are
+  tools/convert_weights.py --list-formats
 
 The written file carries its input convention (channel order, mean, std, stride), architecture and
 origin. Exit status: 0 when every check passed, 1 when one failed, 2 when a file or an argument
@@ -20,30 +27,95 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from moco_d2.checkpoint import CheckError, WeightsError, convert
+from moco_d2.checkpoint import CheckError, WeightsError, convert, format_rows, targets
+
+# Option of the command line -> the key of the input convention that it states.
+STATED = ("format", "pixel_mean", "pixel_std", "stride_in_1x1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the weight file to read")
-    parser.add_argument("output", metavar="OUT", help="the file to write: .pkl or .pth")
-    parser.add_argument(
-        "--encoder",
-        choices=("query", "key"),
-        default="query",
-        help="which encoder of a MoCo checkpoint (default: query)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    parser = build_parser()
     args = parser.parse_args(argv)
+    if args.list_formats:
+        for name, title, encoders, convention in format_rows():
+            print(f"{name:19} {title}\n{'':19} encoders: {encoders}; input: {convention}")
+        return 0
+    if args.output is None:
+        parser.error("the following arguments are required: CHECKPOINT, OUT")
+    stated = {key: getattr(args, key) for key in STATED if getattr(args, key) is not None}
     try:
-        report = convert(args.checkpoint, args.output, encoder=args.encoder, force=args.force)
+        report = convert(
+            args.checkpoint,
+            args.output,
+            target=args.target,
+            source_format=args.source_format,
+            encoder=args.encoder,
+            convention=stated,
+            unsafe_pickle=args.unsafe_pickle,
+            report=args.report,
+            force=args.force,
+        )
     except WeightsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, CheckError) else 2
     print(report)
     return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", nargs="?", help="the weight file to read")
+    suffixes = "; ".join(f"{name}: {', '.join(ends)}" for name, ends in targets().items())
+    add("output", metavar="OUT", nargs="?", help=f"the file to write ({suffixes})")
+    add(
+        "--to",
+        dest="target",
+        choices=tuple(targets()),
+        default="detectron2",
+        help="whose names OUT has (default: detectron2)",
+    )
+    add("--from", dest="source_format", metavar="FORMAT", help="do not detect CHECKPOINT's format")
+    add("--list-formats", action="store_true", help="print the formats that are read, and exit")
+    add(
+        "--encoder",
+        choices=("query", "key"),
+        help="which of several encoders (default: the one that the format's project publishes, "
+        "which is the query encoder, but DINO's teacher)",
+    )
+    add("--report", metavar="FILE.json", help="record what became of each tensor")
+    add("--force", action="store_true", help="replace OUT and FILE.json if they exist")
+    add(
+        "--unsafe-pickle",
+        action="store_true",
+        help="read a file that holds more than tensors and plain Python; it can run any code",
+    )
+    group = parser.add_argument_group(
+        "input convention, in place of the format's or the file's own"
+    )
+    group.add_argument("--format", choices=("RGB", "BGR"), help="order of the channels")
+    for name in ("mean", "std"):
+        group.add_argument(
+            f"--pixel-{name}",
+            nargs=3,
+            type=float,
+            metavar="X",
+            help="on the 0-255 scale, in the order of the channels",
+        )
+    group.add_argument(
+        "--stride-in-1x1",
+        choices=("yes", "no"),
+        action=_YesNo,
+        help="whether a bottleneck's stride is in its first 1x1 convolution",
+    )
+    return parser
+
+
+class _YesNo(argparse.Action):
+    def __call__(self, parser, namespace, value, option=None):
+        setattr(namespace, self.dest, value == "yes")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from moco_d2.checkpoint.loading import (
     load_detector_weights_,
     load_pretraining_weights_,
 )
+from moco_d2.checkpoint.naming import targets
 from moco_d2.checkpoint.reading import load_backbone, read_backbone
+from moco_d2.checkpoint.table import format_rows
 
 __all__ = [
     "CheckError",
@@ -22,9 +24,11 @@ __all__ = [
     "apply_input_convention",
     "convention_of",
     "convert",
+    "format_rows",
     "load_backbone",
     "load_detector_weights_",
     "load_pretraining_weights_",
     "read_backbone",
     "read_input_convention",
+    "targets",
 ]

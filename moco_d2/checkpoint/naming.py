@@ -75,3 +75,8 @@ NAMINGS: dict[str, Naming] = {
     "torchvision": Naming(title="torchvision", network=TorchvisionFeatures, **_TORCHVISION),
     "timm": Naming(title="timm", network=TimmFeatures, **_TORCHVISION),
 }
+
+
+def targets() -> dict[str, tuple[str, ...]]:
+    """What can be written -> the ends of its files' names."""
+    return {name: naming.suffixes for name, naming in NAMINGS.items()}

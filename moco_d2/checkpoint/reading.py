@@ -87,10 +87,11 @@ def read_backbone(
     renamed = {to_detectron2[n]: tensor for n, tensor in parts.backbone.items()}
     architecture = _architecture(file, renamed)
     known = entry.convention(architecture) if callable(entry.convention) else entry.convention
-    stated = {**(stated_convention(file) or {}), **(convention or {})}
-    convention = _convention(file, known or {}, stated)
+    of_file = stated_convention(file) or {}
+    stated = dict(convention or {})
+    convention = _convention(file, {**(known or {}), **of_file}, stated)
     build = entry.network or entry.names.network
-    network = build(architecture, stated if known else convention)
+    network = build(architecture, {**of_file, **stated} if known else convention)
 
     needed = network.body.state_dict()
     added = _add_statistics_(parts.backbone, needed) if entry.frozen_norms else []
@@ -144,9 +145,10 @@ def _architecture(file: WeightFile, renamed: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _convention(file: WeightFile, known: Mapping, stated: Mapping) -> dict[str, Any]:
-    """What is stated, and for the rest what is known of the format."""
+    """What a user states, and for the rest what is known of the format or the file."""
     scales = {"pixel_mean", "pixel_std"}
-    if stated.get("format", known.get("format")) != known.get("format") and scales - set(stated):
+    turned = "format" in known and stated.get("format", known["format"]) != known["format"]
+    if turned and scales - set(stated):
         raise WeightsError(
             f"with the channel order {stated['format']}, state the mean and the std in that order, "
             "too: --pixel-mean and --pixel-std"

@@ -109,6 +109,11 @@ def architecture_from(tensors: Mapping[str, Tensor]) -> dict:
         channels[name] = tensors[name].shape[:2]
     width = channels["res2.0.conv1.weight"][0]
     groups = width // channels["res2.0.conv2.weight"][1]
+    if depth_of is BASIC_DEPTHS and (groups, width) != (1, 64):
+        raise WeightsError(
+            f"blocks of two convolutions with {groups} groups and {width} channels in res2 are "
+            "those of no ResNet that is known; known: 1 group, 64 channels"
+        )
     return {
         "name": "build_resnet_backbone",
         "depth": depths[0],
