@@ -20,6 +20,7 @@ from moco_d2.engine import setup
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import Job, find_job
 from moco_d2.engine.hooks import Checkpoints
+from moco_d2.engine.signals import stop_requested
 from moco_d2.engine.trainer import PretrainTrainer
 
 # Processes start as forks of one that has imported everything, which saves seconds each.
@@ -63,10 +64,13 @@ def start(cfg, trainer=PretrainTrainer, resume: bool = False, processes: int = 1
     else:
         url = find_job(processes).url
         jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]
-    started = [_server.Process(target=_member, args=(job, cfg, trainer, resume)) for job in jobs]
-    for process in started:
-        process.start()
-    return started
+    return [_started(_member, job, cfg, trainer, resume) for job in jobs]
+
+
+def _started(function, *args):
+    process = _server.Process(target=function, args=args)
+    process.start()
+    return process
 
 
 def finish(processes: list, seconds: float = 60) -> list[int]:
@@ -94,6 +98,19 @@ def _member(job: Job, cfg, trainer, resume: bool) -> None:
     setup.TRAINERS["MoCo"] = trainer
     args = Namespace(**{**vars(ARGUMENTS), "resume": resume})
     launch(setup._main, job, "cpu", (cfg, [], args))
+
+
+def start_command(cfg, environ: dict[str, str]):
+    """Start tools/train_net.py as a launcher does that says all in the environment."""
+    return _started(_command, cfg, environ)
+
+
+def _command(cfg, environ: dict[str, str]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(environ)
+    path = f"{cfg.OUTPUT_DIR}/{os.getpid()}.yaml"
+    Path(path).write_text(cfg.dump())
+    sys.exit(setup.run(["--config-file", path], epilog=""))
 
 
 def output(cfg, rank: int = 0) -> str:
@@ -153,21 +170,17 @@ class Raising(Sabotaged):
         raise ArithmeticError("the cat is on the keyboard")
 
 
-class Terminated(Sabotaged):
-    """Is asked to stop, as all signals ask."""
+class Stopping(PretrainTrainer):
+    """Is asked to stop again and again, each time in another way."""
 
-    number = signal.SIGTERM
+    signals = {1: signal.SIGTERM, 3: signal.SIGINT, 5: signal.SIGUSR1}
 
-    def fail(self):
-        os.kill(os.getpid(), self.number)
-
-
-class Interrupted(Terminated):
-    number = signal.SIGINT
-
-
-class Warned(Terminated):
-    number = signal.SIGUSR1
+    def run_step(self):
+        super().run_step()
+        if self.iter in self.signals:
+            os.kill(os.getpid(), self.signals[self.iter])
+            while not stop_requested():  # the next step finds it
+                pass
 
 
 class Stuck(Sabotaged):

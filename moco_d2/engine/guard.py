@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # Exit code of a process that ends because another one failed.
 FOLLOWER_EXIT = 71
 # A machine that does not answer for so long is gone.
-SILENCE_SECONDS = 25
+SILENCE_SECONDS = 20
 # What a collective raises when a peer dies can come before the news of who it was.
 _NEWS_SECONDS = 5
 _PROBES = {
