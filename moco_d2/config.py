@@ -41,6 +41,10 @@ def add_moco_config(cfg: CN) -> None:
     # rounding.
     cfg.MODEL.CHANNELS_LAST = False
 
+    # The input convention of MODEL.WEIGHTS (channel order, mean, std, stride) overrides the
+    # config's, and a config or command that states another one stops. False: the config's is used.
+    cfg.INPUT.FOLLOW_WEIGHTS = True
+
     cfg.INPUT.VIEWS = CN()
     # Side of the square views that the encoders see, in pixels.
     cfg.INPUT.VIEWS.SIZE = 224

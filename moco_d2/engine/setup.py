@@ -16,6 +16,7 @@ from moco_d2.config import add_moco_config
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.explain import explain
+from moco_d2.engine.follow_weights import check_stated_convention
 from moco_d2.engine.trainer import BaseTrainer, PretrainTrainer
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
@@ -81,7 +82,10 @@ def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]
         # A seed that was drawn at random is part of the run that goes on.
         with open(saved) as f:
             cfg.SEED = CfgNode.load_cfg(f).SEED
-    return trainer_of(cfg).effective_config(cfg, world_size)
+    trainer = trainer_of(cfg)
+    if trainer is TransferTrainer:
+        check_stated_convention(cfg, args.config_file, args.opts)
+    return trainer.effective_config(cfg, world_size)
 
 
 def trainer_of(cfg: CfgNode) -> type[BaseTrainer]:

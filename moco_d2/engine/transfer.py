@@ -88,6 +88,8 @@ class TransferTrainer(BaseTrainer):
             convention = stated_convention(read_detector_weights(cfg.MODEL.WEIGHTS))
             if convention is None:
                 notes.append("input: as the config says; MODEL.WEIGHTS states no convention")
+            elif not cfg.INPUT.FOLLOW_WEIGHTS:
+                notes.append("input: as the config says; INPUT.FOLLOW_WEIGHTS is False")
             else:
                 notes += [
                     f"{change} (stated by MODEL.WEIGHTS)"

@@ -1,0 +1,56 @@
+"""Configs follow the input convention of weights, and are stopped where they contradict it."""
+
+from collections.abc import Sequence
+
+from detectron2.config import CfgNode
+
+from moco_d2.checkpoint import convention_of, read_input_convention
+from moco_d2.checkpoint.convention import CONFIG_KEYS
+from moco_d2.errors import UserError
+
+
+def check_stated_convention(cfg: CfgNode, config_file: str, opts: Sequence[str]) -> None:
+    """Stop a run whose command states another input convention than its weights do.
+
+    What counts as stated is on the command line or in the config file that it names; what this
+    file's `_BASE_` says are defaults, which the weights override.
+
+    Args:
+        cfg: with the file and the options merged.
+        config_file: path of a YAML file, or "".
+        opts: keys and values in turn.
+
+    Raises:
+        UserError: a stated value contradicts MODEL.WEIGHTS, and INPUT.FOLLOW_WEIGHTS is True.
+        WeightsError: MODEL.WEIGHTS cannot be read.
+    """
+    if not cfg.INPUT.FOLLOW_WEIGHTS or not cfg.MODEL.WEIGHTS:
+        return
+    stated = set(opts[0::2]) | (_keys_in(config_file) if config_file else set())
+    stated &= set(CONFIG_KEYS.values())
+    expected = read_input_convention(cfg.MODEL.WEIGHTS) if stated else None
+    if expected is None:
+        return
+    actual = convention_of(cfg)
+    for key, config_key in CONFIG_KEYS.items():
+        if config_key in stated and actual[key] != expected[key]:
+            raise UserError(
+                f"the weights {cfg.MODEL.WEIGHTS} expect {config_key} {expected[key]}, and the "
+                f"config says {actual[key]}; leave {config_key} out, or set INPUT.FOLLOW_WEIGHTS "
+                "False to use the config's values all the same"
+            )
+
+
+def _keys_in(config_file: str) -> set[str]:
+    """The keys that a YAML file itself sets, without those of its `_BASE_`."""
+    with open(config_file) as f:
+        content = CfgNode.load_cfg(f)
+    return set(_flat(content, ""))
+
+
+def _flat(node: CfgNode, prefix: str) -> list[str]:
+    keys = []
+    for key, value in node.items():
+        nested = isinstance(value, CfgNode)
+        keys += _flat(value, f"{prefix}{key}.") if nested else [prefix + key]
+    return keys
