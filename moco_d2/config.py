@@ -51,6 +51,19 @@ def add_moco_config(cfg: CN) -> None:
     # View recipes of the query's and the key's image; see moco_d2/data/augmentation.py.
     cfg.INPUT.VIEWS.QUERY = "moco_v2"
     cfg.INPUT.VIEWS.KEY = "moco_v2"
+    # Smallest share of an image's area that a crop shows; 0: that of the recipes.
+    cfg.INPUT.VIEWS.MIN_CROP = 0.0
+    # Values of 16-bit images that become 0 and 255. tools/dataset_stats.py measures them.
+    cfg.INPUT.DEEP_RANGE = (0, 65535)
+    # Images with more pixels are left out undecoded: kilobytes of a file can hold gigabytes.
+    cfg.INPUT.MAX_PIXELS = 200_000_000
+
+    # Keep decoded images, shrunk to what views can show, for the epochs to come: "none", "ram"
+    # (shared memory) or "disk" ($MOCO_D2_CACHE, by default ~/.cache/moco_d2). Shared by the
+    # processes of a machine. Pretraining only.
+    cfg.DATALOADER.CACHE = "none"
+    # Size of that cache at most, in 10^9 bytes; what finds no room is decoded every time.
+    cfg.DATALOADER.CACHE_GB = 8.0
 
     # "SGD" or "ADAMW". Pretraining only.
     cfg.SOLVER.OPTIMIZER = "SGD"

@@ -1,7 +1,7 @@
 """View recipes: what happens to an image on its way to a view, as a table of operations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,20 @@ class ViewRecipe:
     def for_reduced(self, params: tuple, factor: int) -> tuple:
         """The same view, of the image decoded at 1 / ``factor`` of its size."""
         return (self.operations[0].for_reduced(params[0], factor), *params[1:])
+
+    def largest_useful(self, size: int) -> float:
+        """Shorter side of an image that has all pixels which views of side ``size`` can show."""
+        return self.operations[0].largest_useful(size)
+
+    def with_smallest_crop(self, share: float) -> "ViewRecipe":
+        """The recipe with crops of at least that share of an image's area."""
+        first, *others = self.operations
+        if not isinstance(first, RandomResizedCrop) or not 0 < share <= first.scale[1]:
+            raise UserError(
+                f"INPUT.VIEWS.MIN_CROP is {share:g}: it must lie above 0 and not above 1, and "
+                "recipes must begin with a random crop."
+            )
+        return ViewRecipe(replace(first, scale=(share, first.scale[1])), *others)
 
     def for_channels(self, channels: int) -> tuple["ViewRecipe", tuple[str, ...]]:
         """The recipe for images of so many channels, and the names of what was dropped."""

@@ -1,6 +1,7 @@
 """Loaders: places of the sample stream in batches, the same on any number of processes."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from detectron2.config import CfgNode
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from moco_d2.data.augmentation import Recipe, ViewRecipe, get_view_recipe
+from moco_d2.data.image_cache import ImageCache, open_image_cache
 from moco_d2.data.image_io import PixelFormat
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.mapper import NoReadableImages, Sample, ViewMapper
@@ -123,14 +126,30 @@ class UnreadableImages:
 class PretrainLoader:
     """Iterates over batches of views; see :func:`build_pretrain_loader`."""
 
-    def __init__(self, batches: DataLoader):
+    def __init__(self, batches: DataLoader, num_images: int, cache: ImageCache | None = None):
         self._batches = batches
+        self._num_images = num_images
+        self._cache = cache
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        first_position = None
         for batch in self._batches:
             if isinstance(batch, NoReadableImages):
                 raise batch
+            if self._cache is not None:
+                last = int(batch["position"][-1])
+                first_position = last if first_position is None else first_position
+                if last - first_position >= self._num_images:  # an epoch has gone by
+                    self._report(self._cache)
+                    first_position = math.inf
             yield batch
+
+    def _report(self, cache: ImageCache) -> None:
+        size, images = cache.usage()
+        logger.info(
+            f"The image cache holds {images} images in {size / 1e9:.2f} of {cache.limit / 1e9:g} "
+            f"GB (DATALOADER.CACHE_GB); the data set has {self._num_images}."
+        )
 
 
 class EvalLoader:
@@ -199,6 +218,16 @@ class _CollateLabelled(_Collate):
         }
 
 
+def pixel_options(cfg: CfgNode) -> dict[str, Any]:
+    """What a config says about pixels, as arguments of the loaders."""
+    return {
+        "pixel_mean": cfg.MODEL.PIXEL_MEAN,
+        "format": cfg.INPUT.FORMAT,
+        "deep_range": tuple(cfg.INPUT.DEEP_RANGE),
+        "max_pixels": cfg.INPUT.MAX_PIXELS,
+    }
+
+
 def build_pretrain_loader(
     index: ImageIndex,
     *,
@@ -211,6 +240,9 @@ def build_pretrain_loader(
     format: str = "RGB",
     deep_range: Sequence[int] = (0, 65535),
     max_pixels: int = 200_000_000,
+    min_crop: float = 0.0,
+    cache: str = "none",
+    cache_gb: float = 8.0,
     start_iter: int = 0,
     num_iters: int | None = None,
     rank: int = 0,
@@ -233,6 +265,9 @@ def build_pretrain_loader(
         format: channel order where C = 3, "RGB" or "BGR".
         deep_range: the values of 16-bit images that become 0 and 255.
         max_pixels: images with more are unreadable.
+        min_crop: smallest share of an image that a crop shows; 0: that of the recipes.
+        cache: "none", or "ram" or "disk": keep decoded images there.
+        cache_gb: size of the cache at most, in 10^9 bytes.
         start_iter: iteration of the first batch.
         num_iters: number of batches; None: no end.
         rank, world_size: this process and the number of processes.
@@ -258,9 +293,11 @@ def build_pretrain_loader(
     )
     order = _channel_order(pixel_mean, format)
     pixels = _pixel_format(pixel_mean, order, deep_range, max_pixels)
-    recipes = tuple(_recipe_for(name, pixels.channels) for name in (query, key))
-    mapper = ViewMapper(index, recipes, size, seed, pixels)
-    return PretrainLoader(_loader(mapper, sampler, _CollateViews(order), num_workers))
+    recipes = tuple(_recipe_for(name, pixels.channels, min_crop) for name in (query, key))
+    images = open_image_cache(cache, cache_gb)
+    mapper = ViewMapper(index, recipes, size, seed, pixels, cache=images)
+    batches = _loader(mapper, sampler, _CollateViews(order), num_workers)
+    return PretrainLoader(batches, len(index), images)
 
 
 def build_eval_loader(
@@ -328,11 +365,13 @@ def _pixel_format(
     return PixelFormat(mean, tuple(deep_range), max_pixels)
 
 
-def _recipe_for(name: str, channels: int) -> Recipe:
+def _recipe_for(name: str, channels: int, min_crop: float) -> Recipe:
     """The recipe without what makes no sense for so many channels, which is logged."""
     recipe = get_view_recipe(name)
     if not isinstance(recipe, ViewRecipe):
         return recipe
+    if min_crop:
+        recipe = recipe.with_smallest_crop(min_crop)
     recipe, dropped = recipe.for_channels(channels)
     if dropped:
         logger.info(

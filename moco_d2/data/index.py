@@ -69,6 +69,13 @@ class ImageIndex:
         """Return the path of image i, 0 <= i < N; in a shard, the shard's and the member's."""
         return os.fsdecode(self._folder(i) + self._text("name", i))
 
+    def place(self, i: int) -> tuple[str, int]:
+        """Return the file that holds image i, and where it begins in it."""
+        offsets = self._arrays.get("offsets")
+        if offsets is None or offsets[i] < 0:
+            return self.path(i), 0
+        return os.fsdecode(self._folder(i)).removesuffix("/"), int(offsets[i])
+
     def read(self, i: int) -> bytes:
         """Return the bytes of image file i.
 
@@ -78,8 +85,7 @@ class ImageIndex:
         offsets = self._arrays.get("offsets")
         if offsets is None or offsets[i] < 0:
             return read_bytes(self.path(i))
-        shard = os.fsdecode(self._folder(i)).removesuffix("/")
-        return _read_range(shard, int(offsets[i]), int(self._arrays["sizes"][i]), self.path(i))
+        return _read_range(*self.place(i), int(self._arrays["sizes"][i]), self.path(i))
 
     def _folder(self, i: int) -> bytes:
         return self._text("folder", int(self._arrays["folder"][i]))

@@ -1,15 +1,18 @@
 """One place of the sample stream to its views: read, replace what is unreadable, augment."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moco_d2.data.augmentation import Recipe, ViewRecipe
+from moco_d2.data.image_cache import ImageCache, image_key
 from moco_d2.data.image_headers import stored_shape, upright_jpeg_shape
 from moco_d2.data.image_io import REDUCTIONS, PixelFormat, UnreadableImage, decode_image
 from moco_d2.data.index import ImageIndex
+from moco_d2.data.operations import resize
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 
@@ -66,6 +69,8 @@ class ViewMapper:
         seed: of the run.
         pixels: what image files are read as.
         attempts: other images to try in place of an unreadable one.
+        cache: where decoded images are kept. With it, all images are shrunk to what views need,
+            whether or not they find room in it, so that views do not depend on that.
     """
 
     images: ImageIndex
@@ -74,6 +79,7 @@ class ViewMapper:
     seed: int
     pixels: PixelFormat
     attempts: int = _ATTEMPTS
+    cache: ImageCache | None = None
 
     def __getitem__(self, place: tuple[int, int]) -> Sample | NoReadableImages:
         """Make the views of one place. Random numbers are keyed by (seed, position, view).
@@ -89,8 +95,7 @@ class ViewMapper:
         unreadable = []
         for attempt in range(self.attempts + 1):
             try:
-                data, path = self.images.read(index), self.images.path(index)
-                views = self._views(data, path, position)
+                views = self._views(index, position)
             except UnreadableImage as error:
                 unreadable.append((index, error.path, error.reason))
                 index = self._substitute(position, attempt)
@@ -99,11 +104,16 @@ class ViewMapper:
             return Sample(views, position, index, label, tuple(unreadable))
         return NoReadableImages(unreadable)
 
-    def _views(self, data: bytes, path: str, position: int) -> tuple[np.ndarray, ...]:
+    def _views(self, index: int, position: int) -> tuple[np.ndarray, ...]:
         """Decode an image once, no larger than its views need, and make them."""
         draws = [generator(Stream.VIEW, self.seed, position, v) for v in range(len(self.recipes))]
-        factor, drawn = self._choose_reduction(data, draws)
-        image = decode_image(data, path, self.pixels, factor)
+        drawn = []
+        if self.cache is not None:
+            image = self._cached(index)
+        else:
+            data = self.images.read(index)
+            factor, drawn = self._choose_reduction(data, draws)
+            image = decode_image(data, self.images.path(index), self.pixels, factor)
         if drawn:
             views = [recipe.apply(image, params) for recipe, params in drawn]
         else:
@@ -117,6 +127,28 @@ class ViewMapper:
                     f"uint8 {expected}."
                 )
         return tuple(views)
+
+    def _cached(self, index: int) -> np.ndarray:
+        """An image shrunk to what any view can show, from the cache or the file."""
+        key = image_key(self.images, index, (self.pixels, self._useful))
+        image = self.cache.get(key)
+        if image is None:
+            path = self.images.path(index)
+            image = decode_image(self.images.read(index), path, self.pixels)
+            shorter = min(image.shape[:2])
+            if shorter > self._useful:
+                scale = self._useful / shorter
+                height, width = (math.ceil(side * scale) for side in image.shape[:2])
+                image = resize(image, (height, width))
+            self.cache.put(key, image)
+        return image
+
+    @functools.cached_property
+    def _useful(self) -> float:
+        """Shorter side of an image that has all pixels which the views can show."""
+        if not self._draws_first:
+            return math.inf
+        return max(recipe.largest_useful(self.size) for recipe in self.recipes)
 
     @functools.cached_property
     def _draws_first(self) -> bool:

@@ -54,6 +54,11 @@ class Operation:
         """What was drawn, for the same image at 1 / ``factor`` of its size."""
         return params
 
+    def largest_useful(self, size: int) -> float:
+        """Shorter side above which an image has more pixels than any view of side ``size`` can
+        show; infinite if there is none."""
+        return math.inf
+
     def for_channels(self, channels: int) -> tuple["Operation | None", tuple[str, ...]]:
         """The operation for images of so many channels, None if nothing of it makes sense for
         them, and the names of what was dropped."""
@@ -140,6 +145,10 @@ class RandomResizedCrop(Operation):
     def for_reduced(self, params: Crop, factor: int) -> Crop:
         return params.reduced(factor)
 
+    def largest_useful(self, size: int) -> float:
+        # Of a square image, which has the fewest pixels for its shorter side, the smallest crop.
+        return size * math.sqrt(max(self.ratio[1], 1 / self.ratio[0]) / self.scale[0])
+
 
 @dataclass(frozen=True)
 class CenterCrop(Operation):
@@ -160,6 +169,9 @@ class CenterCrop(Operation):
 
     def shrinkage(self, params: tuple[Shape, Crop], shape: Shape) -> float:
         return min(side / resized for side, resized in zip(shape, params[0], strict=True))
+
+    def largest_useful(self, size: int) -> float:
+        return round(size / self.share)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from detectron2.utils.logger import setup_logger
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.loading import load_pretraining_weights_
-from moco_d2.data.build import UnreadableImages, build_pretrain_loader
+from moco_d2.data.build import UnreadableImages, build_pretrain_loader, pixel_options
 from moco_d2.data.datasets import ImageIndex, load_image_index
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
@@ -256,8 +256,10 @@ class PretrainTrainer(BaseTrainer):
             rank=comm.get_rank(),
             world_size=comm.get_world_size(),
             num_workers=cfg.DATALOADER.NUM_WORKERS,
-            pixel_mean=cfg.MODEL.PIXEL_MEAN,
-            format=cfg.INPUT.FORMAT,
+            min_crop=views.MIN_CROP,
+            cache=cfg.DATALOADER.CACHE,
+            cache_gb=cfg.DATALOADER.CACHE_GB,
+            **pixel_options(cfg),
         )
 
     def image_names(self, batch):

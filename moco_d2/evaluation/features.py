@@ -10,7 +10,7 @@ from detectron2.config import CfgNode
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from moco_d2.data.build import build_eval_loader
+from moco_d2.data.build import build_eval_loader, pixel_options
 from moco_d2.data.datasets import ImageIndex, load_image_index
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
@@ -41,8 +41,7 @@ def extract_features(
         batch_size=min(_MAX_BATCH, max(1, cfg.SOLVER.IMS_PER_BATCH // world_size)),
         indices=indices[rank::world_size],
         num_workers=cfg.DATALOADER.NUM_WORKERS,
-        pixel_mean=cfg.MODEL.PIXEL_MEAN,
-        format=cfg.INPUT.FORMAT,
+        **pixel_options(cfg),
     )
     features, labels = [], []
     for batch in loader:

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 
-from moco_d2.data.build import build_pretrain_loader
+from moco_d2.data.build import build_pretrain_loader, pixel_options
 from moco_d2.data.datasets import load_image_index
 from moco_d2.data.image_io import read_image
 
@@ -30,8 +30,8 @@ def draw_view_pairs(cfg: CfgNode, path: str, *, pairs: int = 24, columns: int = 
         key=views.KEY,
         seed=cfg.SEED,
         num_iters=1,
-        pixel_mean=cfg.MODEL.PIXEL_MEAN,
-        format=cfg.INPUT.FORMAT,
+        min_crop=views.MIN_CROP,
+        **pixel_options(cfg),
     )
     (batch,) = loader
     side = max(96, views.SIZE)
