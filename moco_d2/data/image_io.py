@@ -15,6 +15,7 @@ from moco_d2.data.image_headers import is_plain, stored_shape
 
 _SILENT = 0  # OpenCV's log level
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_RGB = 258, 262, 2
 _DEEP_PNG = b"\x10"  # 16 in the byte for the bit depth
 
 _DECODES_TO_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")  # since OpenCV 4.11
@@ -175,18 +176,20 @@ def _decode_any(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
 
 
 def _decode_tiff(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
-    """Pillow knows neither more than 8 bits in colour nor more than four channels."""
+    """Pillow knows neither 16 bits in colour nor bands that are no colours; OpenCV knows the
+    former, tifffile both."""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            bits = image.tag_v2.get(258, (1,))  # BitsPerSample
-        if max(bits) <= 8 or len(bits) == 1:
-            return _decode_with_pillow(data, path, pixels)
+            _check_size(path, (image.height, image.width), pixels)
+            bits = image.tag_v2.get(_TIFF_BITS, (1,))
+            colour = image.tag_v2.get(_TIFF_PHOTOMETRIC) == _TIFF_RGB
     except UnidentifiedImageError:
-        pass
-    try:
+        return _to_channels(_read_with_tifffile(data, path, pixels), path, pixels)
+    if len(bits) == 1 or (max(bits) <= 8 and pixels.channels in (1, 3)):
+        return _decode_with_pillow(data, path, pixels)
+    if colour and len(bits) in (3, 4):
         return _to_channels(_decode_unchanged(data), path, pixels)
-    except cv2.error:
-        return _to_channels(_read_with_tifffile(data), path, pixels)
+    return _to_channels(_read_with_tifffile(data, path, pixels), path, pixels)
 
 
 def _decode_unchanged(data: bytes) -> np.ndarray:
@@ -198,15 +201,20 @@ def _decode_unchanged(data: bytes) -> np.ndarray:
     return image if order is None else image[..., order]
 
 
-def _read_with_tifffile(data: bytes) -> np.ndarray:
+def _read_with_tifffile(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
     try:
         import tifffile
     except ImportError:
         raise _Unsuitable("a TIFF of this kind needs the package tifffile") from None
-    image = tifffile.imread(io.BytesIO(data))
-    # Bands may be stored one after the other.
-    planes_first = image.ndim == 3 and image.shape[0] < min(image.shape[1:])
-    return np.moveaxis(image, 0, -1) if planes_first else image
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page = file.pages.first
+            _check_size(path, (page.imagelength, page.imagewidth), pixels)
+            image = page.asarray()
+            planes = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
+    except tifffile.TiffFileError as error:
+        raise UnidentifiedImageError from error
+    return np.moveaxis(image, 0, -1) if planes and image.ndim == 3 else image
 
 
 def _decode_with_pillow(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:

@@ -37,7 +37,7 @@ def read_list(path: str, root: str | None = None, column: str | None = None) -> 
         UserError: no such column, or Parquet without pyarrow.
     """
     if root is None:
-        root = os.path.dirname(path)
+        root = path[: path.rfind("/") + 1]
     read = _READERS[os.path.splitext(path)[1].lower()]
     rows = [(name, label) for name, label in read(path, column) if name]
     if not rows:
