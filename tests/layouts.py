@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import timm
 import torch
 import torchvision
 from torch import nn
@@ -367,3 +368,107 @@ SAMPLES = {
         **BGR,
     ),
 }
+
+
+def vit(number: int, channels: int = 384, heads: int = 12, class_token: bool = True) -> nn.Module:
+    """A small timm ViT for images of 48 pixels, all of whose tensors are random."""
+    torch.manual_seed(number)
+    net = timm.models.vision_transformer.VisionTransformer(
+        img_size=48,
+        patch_size=16,
+        embed_dim=channels,
+        depth=2,
+        num_heads=heads,
+        class_token=class_token,
+        global_pool="token" if class_token else "avg",
+        fc_norm=False,
+        num_classes=0,
+        norm_layer=functools.partial(nn.LayerNorm, eps=1e-6),
+    )
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return net.eval()
+
+
+@torch.no_grad()
+def vit_features(net: nn.Module, images: torch.Tensor, mean, std) -> torch.Tensor:
+    """The patch tokens behind the blocks, without a class token: (N, C, 3, 3)."""
+    x = normalize(images.double() / 255, mean, std)
+    net = net.double()
+    tokens = net.patch_embed(x) + net.pos_embed[:, -9:]
+    for block in net.blocks:
+        tokens = block(tokens)
+    return tokens.transpose(1, 2).unflatten(2, (3, 3))
+
+
+def mm_vit(state: Tensors) -> Tensors:
+    """mmpretrain's names for a timm ViT."""
+    renamed = {}
+    for name, tensor in state.items():
+        name = name.replace("patch_embed.proj.", "patch_embed.projection.")
+        name = name.replace(".mlp.fc1.", ".ffn.layers.0.0.").replace(".mlp.fc2.", ".ffn.layers.1.")
+        name = re.sub(r"^blocks\.(\d+)\.norm", r"layers.\1.ln", name)
+        name = re.sub(r"^blocks\.", "layers.", name)
+        renamed[re.sub(r"^norm\.", "ln1.", name)] = tensor
+    return renamed
+
+
+def _moco_v3_vit(q: Tensors, k: Tensors) -> dict:
+    state = prefixed("module.base_encoder.", q) | prefixed("module.momentum_encoder.", k)
+    state |= layers("module.base_encoder.head.0.weight", "module.momentum_encoder.head.0.weight")
+    return {
+        "epoch": 300,
+        "arch": "vit_small",
+        "state_dict": state | layers("module.predictor.0.weight"),
+    }
+
+
+def _dino_vit(q: Tensors, k: Tensors) -> dict:
+    student = prefixed("module.backbone.", q) | layers("module.head.mlp.0.weight")
+    teacher = prefixed("backbone.", k) | layers("head.last_layer.weight_g")
+    return {"student": student, "teacher": teacher, "epoch": 9, "args": Namespace(arch="vit_small")}
+
+
+def _mmselfsup_vit(q: Tensors, k: Tensors) -> dict:
+    state = prefixed("backbone.", mm_vit(q)) | layers(
+        "neck.fc0.weight", "head.predictor.fc0.weight"
+    )
+    state |= prefixed("momentum_encoder.module.0.", mm_vit(k))
+    return {"state_dict": state | layers("momentum_encoder.module.1.fc0.weight")}
+
+
+def _solo_vit(q: Tensors, k: Tensors) -> dict:
+    state = prefixed("backbone.", q) | prefixed("momentum_backbone.", k)
+    state |= layers("classifier.weight", "projector.0.weight", "momentum_projector.0.weight")
+    return {"epoch": 400, "state_dict": state | layers("predictor.0.weight")}
+
+
+def _mmpretrain_vit(q: Tensors, k: Tensors) -> dict:
+    return {"state_dict": prefixed("backbone.", mm_vit(q)) | layers("head.layers.head.weight")}
+
+
+HALF = ((0.5,) * 3, (0.5,) * 3)
+# Format -> content, number of the network that is exported, its channels and heads, mean and std,
+# and what has to be stated of it.
+STATED_HALF = {"format": "RGB", "pixel_mean": [127.5] * 3, "pixel_std": [127.5] * 3}
+VIT_SAMPLES = {
+    "moco_v3_vit": (_moco_v3_vit, 0, 384, 12, IMAGENET, {}),
+    "dino_vit": (_dino_vit, 1, 384, 6, IMAGENET, {"unsafe_pickle": True}),
+    "mmselfsup_vit": (_mmselfsup_vit, 0, 384, 12, IMAGENET, {}),
+    "mmpretrain_vit": (_mmpretrain_vit, 0, 768, 12, HALF, {"convention": STATED_HALF}),
+    "solo_vit": (_solo_vit, 0, 384, 6, IMAGENET, {"num_heads": 6}),
+    "timm_vit": (lambda q, k: q, 0, 384, 6, HALF, {"convention": STATED_HALF}),
+}
+
+
+@functools.cache
+def vits(channels: int, heads: int) -> tuple[nn.Module, nn.Module]:
+    return vit(0, channels, heads), vit(1, channels, heads)
+
+
+def save_vit(name: str, folder: Path) -> Path:
+    """Write the sample of a format, as its project does."""
+    content, _, channels, heads, _, _ = VIT_SAMPLES[name]
+    path = folder / f"{name}.pth"
+    torch.save(content(*(net.float().state_dict() for net in vits(channels, heads))), path)
+    return path

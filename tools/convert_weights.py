@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source_format=args.source_format,
             encoder=args.encoder,
             convention=stated,
+            num_heads=args.num_heads,
             unsafe_pickle=args.unsafe_pickle,
             report=args.report,
             force=args.force,
@@ -87,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--report", metavar="FILE.json", help="record what became of each tensor")
     add("--force", action="store_true", help="replace OUT and FILE.json if they exist")
+    add("--num-heads", type=int, metavar="N", help="of a ViT whose tensors do not tell it")
     add(
         "--unsafe-pickle",
         action="store_true",

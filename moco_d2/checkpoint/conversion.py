@@ -80,6 +80,7 @@ def convert(
     source_format: str | None = None,
     encoder: str | None = None,
     convention: Mapping[str, Any] | None = None,
+    num_heads: int | None = None,
     unsafe_pickle: bool = False,
     report: str | None = None,
     force: bool = False,
@@ -92,7 +93,7 @@ def convert(
         source: a file of one of the formats in `table.FORMATS`.
         output: ends in one of the target's `suffixes`.
         target: key of `naming.NAMINGS`.
-        source_format, encoder, convention, unsafe_pickle: see `reading.read_backbone`.
+        source_format, encoder, convention, num_heads, unsafe_pickle: see `reading.read_backbone`.
         report: where to write what was done, as JSON.
         force: replace an existing output and report.
 
@@ -112,11 +113,18 @@ def convert(
         source_format=source_format,
         encoder=encoder,
         convention=convention,
+        num_heads=num_heads,
         unsafe_pickle=unsafe_pickle,
     )
     names = {n: rename(n, naming.from_detectron2) for n in backbone.tensors}
     tensors = {names[n]: tensor for n, tensor in backbone.tensors.items()}
     _check_fits(backbone, naming, tensors)
+    dropped = dict(backbone.dropped)
+    if naming.keeps_extras:
+        tensors |= backbone.extras
+        names |= {n: n for n in backbone.extras}
+    else:
+        dropped |= {backbone.origin[n]: "not used by detectron2" for n in backbone.extras}
     provenance = _provenance(backbone)
     content = {
         naming.state_key: tensors,
@@ -132,9 +140,9 @@ def convert(
         output=output,
         target=target,
         exported=len(tensors),
-        expected=backbone.expected,
+        expected=backbone.expected + len(tensors) - len(backbone.tensors),
         mapped={backbone.origin[n]: names[n] for n in names if n in backbone.origin},
-        dropped=backbone.dropped,
+        dropped=dropped,
         added=[names[n] for n in backbone.added],
         difference=difference,
         input=backbone.convention,
@@ -203,7 +211,8 @@ def _check_features(source: nn.Module, path: str, naming: Naming) -> float:
     """
     written = read_weight_file(path)
     target = naming.network(written.meta["source"]["architecture"], written.meta["input"])
-    target.body.load_state_dict(written.state)
+    needed = target.body.state_dict()
+    target.body.load_state_dict({n: t for n, t in written.state.items() if n in needed})
     difference = largest_difference(source, target)
     # Written so that NaN fails.
     if not difference <= TOLERANCE:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moco_d2.checkpoint.files import WeightFile, WeightsError
 from moco_d2.checkpoint.naming import NAMINGS, Naming, Renames, rename
 from moco_d2.checkpoint.verify import shown
+from moco_d2.checkpoint.vit import HeadsRule, heads_of_width
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class WeightFormat:
         own_names: turn a backbone's names, without prefix, into those of `naming`.
         naming: whose names the backbone's tensors have then, a key of `NAMINGS`.
         dropped: pattern of names, inside the encoder -> why they are no part of a backbone.
+        extras: pattern of a backbone's own names that its own library uses and detectron2 does not.
+        heads: (channels) -> number of heads of a ViT, or None where no rule says it.
         convention: input convention, where the format fixes it, or what tells it by the
             architecture; None if the file must state it.
         frozen_norms: norms have a scale and a shift only: their statistics are part of these.
@@ -45,6 +48,8 @@ class WeightFormat:
     own_names: Renames = ()
     naming: str = "torchvision"
     dropped: Mapping[str, str] = field(default_factory=dict)
+    extras: str | None = None
+    heads: HeadsRule = heads_of_width
     convention: Mapping[str, Any] | Callable[[Mapping], Mapping[str, Any]] | None = None
     frozen_norms: bool = False
     network: Callable[[Mapping, Mapping], nn.Module] | None = None
@@ -67,13 +72,15 @@ class Parts:
     Attributes:
         prefix: what the names of the backbone start with in the file.
         backbone: tensors by the names of the format's `naming`.
-        origin: name in `backbone` -> name in the file.
+        extras: tensors, by the same names, that detectron2 does not use.
+        origin: name in `backbone` or `extras` -> name in the file.
         dropped: name in the file -> why it is no part of the backbone.
         unknown: names in the file that the format does not know.
     """
 
     prefix: str
     backbone: dict[str, Tensor]
+    extras: dict[str, Tensor]
     origin: dict[str, str]
     dropped: dict[str, str]
     unknown: list[str]
@@ -114,7 +121,7 @@ def split_tensors(entry: WeightFormat, file: WeightFile, encoder: str) -> Parts:
         raise WeightsError(f"{entry.title} has no {encoder} encoder to export")
     own = re.compile(entry.encoders.get(encoder, ""))
     others = {prefix: f"{e} encoder" for e, prefix in entry.encoders.items() if e != encoder}
-    parts = Parts("", {}, {}, {}, [])
+    parts = Parts("", {}, {}, {}, {}, [])
     prefix = ""
     for name, tensor in file.state.items():
         match = own.match(name)
@@ -126,7 +133,8 @@ def split_tensors(entry: WeightFormat, file: WeightFile, encoder: str) -> Parts:
             parts.dropped[name] = why
         elif start:
             bare = rename(inner[start.end() :], entry.own_names)
-            parts.backbone[bare] = tensor
+            extra = entry.extras is not None and re.fullmatch(entry.extras, bare)
+            (parts.extras if extra else parts.backbone)[bare] = tensor
             parts.origin[bare] = name
             prefix = name.removesuffix(inner[start.end() :])
         else:
@@ -136,4 +144,4 @@ def split_tensors(entry: WeightFormat, file: WeightFile, encoder: str) -> Parts:
             f"{file.name} has no tensor of the {encoder} encoder's backbone in "
             f"{entry.title}: {shown(list(file.state))}"
         )
-    return Parts(prefix, parts.backbone, parts.origin, parts.dropped, parts.unknown)
+    return replace(parts, prefix=prefix)

@@ -7,10 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from moco_d2.checkpoint.files import WeightsError
 from moco_d2.checkpoint.networks import Detectron2Features, TimmFeatures, TorchvisionFeatures
+from moco_d2.checkpoint.vit import Detectron2ViTFeatures, TimmViTFeatures
 
 # (pattern, replacement) pairs, applied in order.
 Renames = tuple[tuple[str, str | Callable[[re.Match], str]], ...]
+# (architecture, input convention) -> network.
+Network = Callable[[Mapping, Mapping], nn.Module]
 
 
 def rename(name: str, renames: Renames) -> str:
@@ -33,14 +37,29 @@ class Naming:
             names, and which maps uint8 images (N, 3, H, W), RGB, to features by stage.
         state_key: where the library's own readers look for the tensors in a file.
         suffixes: of files that the library reads.
+        keeps_extras: the library uses the tensors that `WeightFormat.extras` matches.
     """
 
     title: str
     to_detectron2: Renames
     from_detectron2: Renames
-    network: Callable[[Mapping, Mapping], nn.Module]
+    network: Network
     state_key: str
     suffixes: tuple[str, ...]
+    keeps_extras: bool = False
+
+
+def _network(resnet: Network, vit: Network | None) -> Network:
+    """What builds either, by the architecture."""
+
+    def build(architecture: Mapping, convention: Mapping) -> nn.Module:
+        if "num_heads" not in architecture:
+            return resnet(architecture, convention)
+        if vit is None:
+            raise WeightsError("ViTs are not written in torchvision's names; use timm's: --to timm")
+        return vit(architecture, convention)
+
+    return build
 
 
 _TORCHVISION: dict[str, Any] = {
@@ -68,12 +87,22 @@ NAMINGS: dict[str, Naming] = {
         title="detectron2",
         to_detectron2=(),
         from_detectron2=(),
-        network=Detectron2Features,
+        network=_network(Detectron2Features, Detectron2ViTFeatures),
         state_key="model",
         suffixes=(".pkl", ".pth", ".safetensors"),
     ),
-    "torchvision": Naming(title="torchvision", network=TorchvisionFeatures, **_TORCHVISION),
-    "timm": Naming(title="timm", network=TimmFeatures, **_TORCHVISION),
+    "torchvision": Naming(
+        title="torchvision",
+        network=_network(TorchvisionFeatures, None),
+        **_TORCHVISION,
+    ),
+    # A ViT's tensors have the same names in timm and in detectron2.
+    "timm": Naming(
+        title="timm",
+        network=_network(TimmFeatures, TimmViTFeatures),
+        keeps_extras=True,
+        **_TORCHVISION,
+    ),
 }
 
 

@@ -11,8 +11,12 @@ from moco_d2.checkpoint.verify import (
     BOTTLENECK_DEPTHS,
     STAGES,
     build_resnet,
+    import_timm,
     unfilled,
 )
+
+# Side of the images that ResNets are compared on: two pixels are left in the last stage.
+IMAGE_SIZE = 64
 
 
 class Detectron2Features(nn.Module):
@@ -25,6 +29,7 @@ class Detectron2Features(nn.Module):
 
     def __init__(self, architecture: Mapping, convention: Mapping):
         super().__init__()
+        self.image_size = IMAGE_SIZE
         self.body = build_resnet(architecture, convention["stride_in_1x1"])
         self._convention = convention
 
@@ -67,6 +72,7 @@ class TorchvisionFeatures(nn.Module):
         stride_in_1x1: bool = False,
     ):
         super().__init__()
+        self.image_size = IMAGE_SIZE
         depth = architecture["depth"]
         bottleneck = depth in BOTTLENECK_DEPTHS.values()
         table = BOTTLENECK_DEPTHS if bottleneck else BASIC_DEPTHS
@@ -120,12 +126,3 @@ class TimmFeatures(TorchvisionFeatures):
             cardinality=architecture["num_groups"],
             base_width=architecture["width_per_group"],
         )
-
-
-def import_timm() -> Any | None:
-    """The optional package timm, or None."""
-    try:
-        import timm
-    except ImportError:
-        return None
-    return timm

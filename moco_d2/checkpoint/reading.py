@@ -12,6 +12,7 @@ from moco_d2.checkpoint.formats import Parts, WeightFormat, detect_format, split
 from moco_d2.checkpoint.naming import NAMINGS, rename
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import architecture_from, compare_tensors, is_counter, shown
+from moco_d2.checkpoint.vit import is_vit, vit_architecture
 
 # detectron2's frozen norms divide by sqrt(var + EPS); with this variance they divide by 1.
 EPS = 1e-5
@@ -26,7 +27,8 @@ class Backbone:
         format: key of `FORMATS`.
         encoder: "query" or "key", or None where the file has one encoder and does not say which.
         tensors: by detectron2's names, in the network's order.
-        origin: name in `tensors` -> name in the file.
+        origin: name in `tensors` or `extras` -> name in the file.
+        extras: tensors of the source's network, by its own names, that detectron2 does not use.
         dropped: name in the file -> why it is no part of the backbone.
         added: names in `tensors` that are not in the file, but follow from what is.
         expected: number of tensors that the network has.
@@ -40,6 +42,7 @@ class Backbone:
     encoder: str | None
     tensors: dict[str, Tensor]
     origin: dict[str, str]
+    extras: dict[str, Tensor]
     dropped: dict[str, str]
     added: list[str]
     expected: int
@@ -54,6 +57,7 @@ def read_backbone(
     source_format: str | None = None,
     encoder: str | None = None,
     convention: Mapping[str, Any] | None = None,
+    num_heads: int | None = None,
     unsafe_pickle: bool = False,
 ) -> Backbone:
     """Read a weight file, and tell for each of its tensors what it is.
@@ -65,6 +69,7 @@ def read_backbone(
             own project publishes.
         convention: what to take for the input convention, or some keys of it, in place of what
             the format or the file says.
+        num_heads: of a ViT, in place of what the format's rule says.
         unsafe_pickle: see `files.read_weight_file`.
 
     Raises:
@@ -85,13 +90,14 @@ def read_backbone(
     parts = split_tensors(entry, file, encoder)
     to_detectron2 = {n: rename(n, entry.names.to_detectron2) for n in parts.backbone}
     renamed = {to_detectron2[n]: tensor for n, tensor in parts.backbone.items()}
-    architecture = _architecture(file, renamed)
+    architecture = _architecture(file, renamed, entry, num_heads)
     known = entry.convention(architecture) if callable(entry.convention) else entry.convention
     of_file = stated_convention(file) or {}
     stated = dict(convention or {})
-    convention = _convention(file, {**(known or {}), **of_file}, stated)
+    convention = _convention(file, {**(known or {}), **of_file}, stated, is_vit(renamed))
     build = entry.network or entry.names.network
-    network = build(architecture, {**of_file, **stated} if known else convention)
+    as_stated = {**of_file, **stated} if known and not is_vit(renamed) else convention
+    network = build(architecture, as_stated)
 
     needed = network.body.state_dict()
     added = _add_statistics_(parts.backbone, needed) if entry.frozen_norms else []
@@ -104,7 +110,8 @@ def read_backbone(
         format=name,
         encoder=encoder if entry.encoders else None,
         tensors={names[n]: parts.backbone[n] for n in order},
-        origin={names[n]: parts.origin[n] for n in order if n in parts.origin},
+        origin={names.get(n, n): in_file for n, in_file in parts.origin.items()},
+        extras=parts.extras,
         dropped=parts.dropped,
         added=[names[n] for n in added],
         expected=sum(n in parts.backbone or not is_counter(n) for n in needed),
@@ -135,16 +142,22 @@ def load_backbone(path: str, **options: Any) -> nn.Module:
     return backbone.eval()
 
 
-def _architecture(file: WeightFile, renamed: Mapping[str, Tensor]) -> dict[str, Any]:
+def _architecture(
+    file: WeightFile, renamed: Mapping[str, Tensor], entry: WeightFormat, num_heads: int | None
+) -> dict[str, Any]:
     """What the file states about its backbone, or what its tensors tell."""
     stated = file.section("recipe").get("backbone") or file.section("source").get("architecture")
     try:
-        return dict(stated or architecture_from(renamed))
+        if not is_vit(renamed):
+            return dict(stated or architecture_from(renamed))
+        if stated:
+            return {**stated, "num_heads": num_heads or stated["num_heads"]}
+        return vit_architecture(renamed, num_heads, entry.heads)
     except WeightsError as error:
         raise CheckError(f"{file.name}: {error}") from error
 
 
-def _convention(file: WeightFile, known: Mapping, stated: Mapping) -> dict[str, Any]:
+def _convention(file: WeightFile, known: Mapping, stated: Mapping, vit: bool) -> dict[str, Any]:
     """What a user states, and for the rest what is known of the format or the file."""
     scales = {"pixel_mean", "pixel_std"}
     turned = "format" in known and stated.get("format", known["format"]) != known["format"]
@@ -154,6 +167,8 @@ def _convention(file: WeightFile, known: Mapping, stated: Mapping) -> dict[str, 
             "too: --pixel-mean and --pixel-std"
         )
     convention = {**known, **stated}
+    if vit:  # nothing to tell, but files state all four keys
+        convention.setdefault("stride_in_1x1", False)
     if missing := [key for key in CONFIG_KEYS if key not in convention]:
         raise WeightsError(
             f"{file.name} does not state its input convention ({', '.join(missing)}), and it is "
@@ -186,9 +201,10 @@ def _check_complete(
     Raises:
         CheckError: a tensor is missing, left over or of another shape.
     """
-    given = {n: tensor for n, tensor in file.state.items() if n not in parts.dropped}
+    left_out = {*parts.dropped, *(parts.origin[n] for n in parts.extras)}
+    given = {n: tensor for n, tensor in file.state.items() if n not in left_out}
     given |= {parts.in_file(n): parts.backbone[n] for n in added}
     mismatch = compare_tensors({parts.in_file(n): t for n, t in needed.items()}, given)
     if mismatch:
-        depth = architecture.get("depth")
-        raise CheckError(f"{file.name} is not {entry.title} of depth {depth} - {mismatch}")
+        kind = f"{entry.title} of depth {architecture.get('depth')}"
+        raise CheckError(f"{file.name} is not {kind} - {mismatch}")

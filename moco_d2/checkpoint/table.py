@@ -7,6 +7,7 @@ from typing import Any
 from moco_d2.checkpoint.convention import IMAGENET_RGB
 from moco_d2.checkpoint.formats import WeightFormat
 from moco_d2.checkpoint.networks import TorchvisionFeatures
+from moco_d2.checkpoint.vit_table import VIT_FORMATS
 
 _SWAV = {**IMAGENET_RGB, "pixel_std": [58.14, 57.12, 57.375]}
 _UNIT_RANGE = {**IMAGENET_RGB, "pixel_mean": [0.0] * 3, "pixel_std": [255.0] * 3}
@@ -59,14 +60,19 @@ FORMATS: dict[str, WeightFormat] = {
             r"predictor\..+": "predictor",
             r"dictionary\..+": "dictionary of keys",
         },
+        extras=r"cls_token|norm\..+",
     ),
     "moco_d2_classifier": WeightFormat(
         title="a checkpoint of this project's ImageClassifier",
-        layout="backbone, and the layers behind it",
-        signature=(r"(encoder\.)?backbone\.(stem|res2|net|patch_embed)\..+", r"classifier\..+"),
+        layout="backbone, alone or inside an encoder, and the classifier behind it",
+        signature=(
+            r"encoder\.backbone\..+|backbone\.(stem|res2)\..+",
+            r"(classifier|(encoder\.)?head|fc)\..+",
+        ),
         prefix=r"(encoder\.)?backbone\.",
         naming="detectron2",
-        dropped={r"classifier\..+": "classifier"},
+        dropped={r"(classifier|(encoder\.)?head|fc)\..+": "classifier"},
+        extras=r"cls_token|norm\..+",
     ),
     "moco": WeightFormat(
         title="MoCo v1 and v2, official",
@@ -315,6 +321,7 @@ FORMATS: dict[str, WeightFormat] = {
         naming="detectron2",
         dropped={r"stem\.fc\..+": "classifier or head that other converters keep as stem.fc"},
     ),
+    **VIT_FORMATS,
 }
 
 

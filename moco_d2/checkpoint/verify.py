@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from detectron2.config import get_cfg
@@ -128,12 +129,24 @@ def architecture_from(tensors: Mapping[str, Tensor]) -> dict:
 
 def architecture_title(architecture: Mapping) -> str:
     """What a user would call an architecture."""
+    if "num_heads" in architecture:
+        width, depth, heads = (architecture[k] for k in ("embed_dim", "depth", "num_heads"))
+        return f"ViT of {depth} blocks, {width} channels and {heads} heads"
     return f"ResNet-{architecture['depth']} to {architecture['out_features'][-1]}"
 
 
 def _count_blocks(stage: str, names: Collection[str]) -> int:
     indices = {int(n.split(".")[1]) for n in names if n.startswith(f"{stage}.")}
     return max(indices, default=-1) + 1
+
+
+def import_timm() -> Any | None:
+    """The optional package timm, or None."""
+    try:
+        import timm
+    except ImportError:
+        return None
+    return timm
 
 
 def unfilled(build: Callable[[], nn.Module]) -> nn.Module:
@@ -190,7 +203,8 @@ def largest_difference(source: nn.Module, target: nn.Module, seed: int = 0) -> f
     however large the features of an untrained one are.
 
     Args:
-        source: maps uint8 images (N, 3, H, W), RGB, to features by stage.
+        source: maps uint8 images (N, 3, H, W), RGB, to features by stage; `image_size` says which
+            H and W to use.
         target: the same.
         seed: of the images.
 
@@ -198,6 +212,7 @@ def largest_difference(source: nn.Module, target: nn.Module, seed: int = 0) -> f
         the largest absolute difference over all stages; NaN if a feature is NaN.
     """
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=generator)
+    size = (2, 3, source.image_size, source.image_size)
+    images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
     ours, theirs = (network.double().eval()(images) for network in (target, source))
     return float(torch.stack([(ours[s] - theirs[s]).abs().max() for s in ours]).max())
