@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -95,6 +96,7 @@ def _member(job: Job, cfg, trainer, resume: bool) -> None:
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers, as anywhere else
     setup.TRAINERS["MoCo"] = trainer
     args = Namespace(**{**vars(ARGUMENTS), "resume": resume})
     launch(setup._main, job, "cpu", (cfg, [], args))
@@ -171,14 +173,16 @@ class Raising(Sabotaged):
 
 
 class Stopping(PretrainTrainer):
-    """Is asked to stop again and again, each time in another way."""
+    """Is asked to stop again and again, each time in another way, as are its loader workers."""
 
     signals = {1: signal.SIGTERM, 3: signal.SIGINT, 5: signal.SIGUSR1}
 
     def run_step(self):
         super().run_step()
         if self.iter in self.signals:
-            os.kill(os.getpid(), self.signals[self.iter])
+            processes = [os.getpid(), *(w.pid for w in multiprocessing.active_children())]
+            kill = ["kill", f"-{self.signals[self.iter]:d}", *map(str, processes)]
+            subprocess.run(kill, check=True)
             while not stop_requested():  # the next step finds it
                 pass
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 
 from detectron2.config import CfgNode
@@ -10,6 +11,11 @@ from moco_d2.errors import UserError
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SHARED_MEMORY = "/dev/shm"
+# What torch says, in a plain RuntimeError, when a worker was killed or got no shared memory.
+_WORKER_TROUBLE = re.compile(
+    r"DataLoader worker \(pid.*|unable to (?:write to|mmap|open|resize|allocate).*torch_.*"
+    r"|unable to \w+ shared memory.*"
+)
 
 
 class LoaderWorkerDied(UserError):
@@ -25,11 +31,10 @@ def explain(error: Exception, cfg: CfgNode) -> Exception | None:
             f"cannot write to OUTPUT_DIR {cfg.OUTPUT_DIR}: {error.strerror}; make room or make it "
             "writable, and go on with --resume"
         )
-    # torch raises these as plain RuntimeErrors.
-    reason = str(error).partition("\n")[0]
-    if isinstance(error, RuntimeError) and reason.startswith("DataLoader worker"):
+    trouble = _WORKER_TROUBLE.search(str(error)) if isinstance(error, RuntimeError) else None
+    if trouble:
         return LoaderWorkerDied(
-            f"a process that loads images died ({reason.rstrip('. ')}), most likely because "
+            f"a process that loads images died ({trouble[0].rstrip('. ')}), most likely because "
             f"memory or shared memory{_shared_memory()} ran out: lower DATALOADER.NUM_WORKERS "
             f"(now {cfg.DATALOADER.NUM_WORKERS} for each training process), or give the machine "
             f"or container more of them (docker run --shm-size), and go on with --resume"

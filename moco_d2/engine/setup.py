@@ -54,8 +54,10 @@ def run(argv: list[str] | None, epilog: str) -> int:
         print(f"error: {end}", file=sys.stderr)
         return 1
     except ProcessExitedException as end:
+        if end.exit_code > 0:  # it has said why
+            return end.exit_code
         print(f"error: {end}", file=sys.stderr)
-        return end.exit_code if end.exit_code > 0 else 128 - end.exit_code
+        return 128 - end.exit_code
     return 0
 
 

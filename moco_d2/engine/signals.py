@@ -15,7 +15,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # process and its whole group. What follows within so many seconds is not a second request.
 _ECHO_SECONDS = 1.0
 
+_END = b"\0"  # no signal has the number 0
+
 _requested = 0
+_saves = False
 
 
 class Stopped(SystemExit):
@@ -32,8 +35,37 @@ def stop_requested() -> int:
 
 
 @contextlib.contextmanager
+def saved_on_signal() -> Iterator[None]:
+    """The body is a run that looks at :func:`stop_requested` after each step, saves and ends.
+
+    Outside, there is nothing to save, and the first signal ends the process at once.
+    """
+    global _saves
+    _saves = True
+    try:
+        yield
+    finally:
+        _saves = False
+
+
+@contextlib.contextmanager
+def signals_kept_from_workers() -> Iterator[None]:
+    """Processes that are forked in the body obey SIGTERM from this process alone.
+
+    Schedulers send it to all processes of a job, and without its loader workers a run could not
+    finish its step.
+    """
+    blocked = [signal.SIGTERM] if hasattr(signal, "sigwaitinfo") else []  # macOS has no such call
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
 def stop_signals(
-    on_first: Callable[[int], None] = lambda number: None,
+    on_first: Callable[[int], None] | None = None,
     on_second: Callable[[int], None] = lambda number: None,
 ) -> Iterator[None]:
     """Catch SIGTERM, SIGINT and SIGUSR1 while the body runs, in the main thread of a process.
@@ -42,7 +74,7 @@ def stop_signals(
     waits inside a library for others.
 
     Args:
-        on_first: called with the number of the first signal.
+        on_first: called with the number of the first signal, which then ends nothing.
         on_second: called with that of a second one, before the process exits with 128 + number.
     """
     global _requested
@@ -59,25 +91,28 @@ def stop_signals(
         signal.set_wakeup_fd(wakeup)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        os.close(writer)  # ends the thread
+        os.write(writer, _END)  # closing it does not: workers may have it, too
         listener.join()
+        os.close(writer)
         os.close(reader)
 
 
-def _listen(reader: int, on_first: Callable, on_second: Callable) -> None:
+def _listen(reader: int, on_first: Callable | None, on_second: Callable) -> None:
     global _requested
     first_at = 0.0
-    while byte := os.read(reader, 1):
+    while (byte := os.read(reader, 1)) != _END:
         number = byte[0]
         if number not in STOP_SIGNALS:
             continue
         name = signal.Signals(number).name
-        if not _requested:
+        if not _requested and (_saves or on_first is not None):
             _requested, first_at = number, time.monotonic()
-            logger.info(f"{name}: the step is finished and saved; a second signal ends at once")
-            on_first(number)
+            if on_first is not None:
+                on_first(number)
+            else:
+                logger.info(f"{name}: finishing and saving this step; a second one ends at once")
         elif time.monotonic() - first_at > _ECHO_SECONDS:
-            logger.warning(f"{name} again: this process ends at once, unsaved")
+            logger.warning(f"{name}: this process ends at once")
             on_second(number)
             os._exit(128 + number)
 
@@ -89,6 +124,14 @@ def _leave_signals_to_the_parent() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        threading.Thread(target=_obey_only, args=(os.getppid(),), daemon=True).start()
+
+
+def _obey_only(parent: int) -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 os.register_at_fork(after_in_child=_leave_signals_to_the_parent)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moco_d2.engine.agreement import Agreement
 from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.scalars import ScalarBuffer
+from moco_d2.engine.signals import signals_kept_from_workers
 
 PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -54,7 +55,8 @@ class Step(SimpleTrainer):
 
     def run_step(self):
         start = time.perf_counter()
-        data = next(self._data_loader_iter)
+        with signals_kept_from_workers():  # which start when the first batch is asked for
+            data = next(self._data_loader_iter)
         data_time = time.perf_counter() - start
         self.optimizer.zero_grad()
         if self.parts == 1:

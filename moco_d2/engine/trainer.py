@@ -31,6 +31,7 @@ from moco_d2.engine.hooks import (
 )
 from moco_d2.engine.identity import RunIdentity
 from moco_d2.engine.scalars import ScalarBuffer
+from moco_d2.engine.signals import saved_on_signal
 from moco_d2.engine.step import PRECISIONS, NotFinite, Step
 from moco_d2.errors import UserError
 from moco_d2.evaluation.features import evaluate_knn
@@ -128,7 +129,7 @@ class BaseTrainer(DefaultTrainer):
     def train(self):
         if self.data_loader is None:
             self.data_loader = self.build_train_loader(self.cfg)
-        with self.scalars:
+        with self.scalars, saved_on_signal():
             return super().train()
 
     def before_train(self):

@@ -88,7 +88,7 @@ def test_killed_and_resumed_on_two_processes_agrees(images, tmp_path, uninterrup
 
 
 def test_a_signal_ends_the_run_after_a_save_and_it_goes_on_exactly(images, tmp_path, uninterrupted):
-    cfg = config(images, tmp_path)
+    cfg = config(images, tmp_path, DATALOADER__NUM_WORKERS=1)
     for stopped_in, number in ((2, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGUSR1)):
         assert jobs.run_job(cfg, trainer=jobs.Stopping, resume=True) == [128 + number]
         assert jobs.last_checkpoint(cfg) == f"model_{stopped_in:07d}.pth"
