@@ -10,14 +10,16 @@ import cv2
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Sampler
 
 from moco_d2.data.augmentation import Recipe, ViewRecipe, get_view_recipe
+from moco_d2.data.collate import Collate, CollateLabelled, CollateViews
 from moco_d2.data.image_cache import ImageCache, open_image_cache
 from moco_d2.data.image_io import PixelFormat
 from moco_d2.data.index import ImageIndex
-from moco_d2.data.mapper import NoReadableImages, Sample, ViewMapper
+from moco_d2.data.mapper import NoReadableImages, ViewMapper
 from moco_d2.data.streams import SampleStream
+from moco_d2.data.unreadable import UnreadableImages
 from moco_d2.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -77,52 +79,6 @@ class PositionBatchSampler(Sampler[list[Place]]):
             yield list(zip(range(first, first + self._local), samples, strict=True))
 
 
-class UnreadableImages:
-    """Counts the distinct unreadable images, names each in the log once, and sets the limit."""
-
-    def __init__(self, num_images: int):
-        """
-        Args:
-            num_images: N, images in the data set.
-        """
-        self._num_images = num_images
-        self._reasons: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def update(self, unreadable: Sequence[tuple[int, str, str]]) -> None:
-        """Count and log images not met before, as (index, path, reason)."""
-        for _, path, reason in unreadable:
-            if path not in self._reasons:
-                self._reasons[path] = reason
-                logger.warning(
-                    f"Unreadable image left out: {path} ({reason}). "
-                    f"So far {len(self)} of {self._num_images}."
-                )
-
-    def check(self, images_seen: int) -> None:
-        """Stop when more than 1 % of what was seen is unreadable.
-
-        One file never stops a run, nor do fewer than 100 before they are 1 % of the data set.
-
-        Args:
-            images_seen: images asked for since the start, repetitions included.
-
-        Raises:
-            UserError: too many are unreadable. It names five of them.
-        """
-        seen = min(images_seen, self._num_images)
-        if len(self) <= max(1, 0.01 * seen):
-            return
-        if len(self) >= 100 or len(self) > max(1, 0.01 * self._num_images):
-            shown = "; ".join(f"{p} ({r})" for p, r in list(self._reasons.items())[:5])
-            raise UserError(
-                f"{len(self)} of {seen} images cannot be read, more than 1 %: repair or remove "
-                f"them. Among them {shown}."
-            )
-
-
 class PretrainLoader:
     """Iterates over batches of views; see :func:`build_pretrain_loader`."""
 
@@ -166,56 +122,6 @@ class EvalLoader:
             unreadable.check(self._num_images)
             if len(batch["index"]):
                 yield batch
-
-
-class _Collate:
-    """Stacks samples into tensors, (H, W, C) to (N, C, H, W) in the channel order asked for."""
-
-    def __init__(self, order: Sequence[int]):
-        """
-        Args:
-            order: where each channel of the result is in the samples, and the other way round.
-        """
-        self._order = order
-
-    def _stack(self, images: Sequence[np.ndarray]) -> torch.Tensor:
-        side = images[0].shape[0] if images else 0
-        batch = torch.empty((len(images), len(self._order), side, side), dtype=torch.uint8)
-        if get_worker_info() is not None:
-            batch.share_memory_()  # written once, where the main process reads it
-        for planes, image in zip(batch.numpy(), images, strict=True):
-            cv2.split(image, [planes[channel] for channel in self._order])
-        return batch
-
-
-class _CollateViews(_Collate):
-    def __call__(self, samples: list[Sample | NoReadableImages]) -> Any:
-        failed = [sample for sample in samples if isinstance(sample, NoReadableImages)]
-        if failed:
-            return failed[0]
-        views = zip(*(sample.images for sample in samples), strict=True)
-        return {
-            "views": [self._stack(images) for images in views],
-            "position": torch.tensor([sample.position for sample in samples]),
-            "index": torch.tensor([sample.index for sample in samples]),
-            "unreadable": [entry for sample in samples for entry in sample.unreadable],
-        }
-
-
-class _CollateLabelled(_Collate):
-    def __call__(self, samples: list[Sample | NoReadableImages]) -> dict[str, Any]:
-        read = [sample for sample in samples if isinstance(sample, Sample)]
-        return {
-            "image": self._stack([sample.images[0] for sample in read]),
-            "label": torch.tensor([sample.label for sample in read], dtype=torch.int64),
-            "index": torch.tensor([sample.index for sample in read], dtype=torch.int64),
-            "unreadable": [
-                entry
-                for sample in samples
-                if isinstance(sample, NoReadableImages)
-                for entry in sample.unreadable
-            ],
-        }
 
 
 def pixel_options(cfg: CfgNode) -> dict[str, Any]:
@@ -296,7 +202,7 @@ def build_pretrain_loader(
     recipes = tuple(_recipe_for(name, pixels.channels, min_crop) for name in (query, key))
     images = open_image_cache(cache, cache_gb)
     mapper = ViewMapper(index, recipes, size, seed, pixels, cache=images)
-    batches = _loader(mapper, sampler, _CollateViews(order), num_workers)
+    batches = _loader(mapper, sampler, CollateViews(order), num_workers)
     return PretrainLoader(batches, len(index), images)
 
 
@@ -336,7 +242,7 @@ def build_eval_loader(
     order = _channel_order(pixel_mean, format)
     pixels = _pixel_format(pixel_mean, order, deep_range, max_pixels)
     mapper = ViewMapper(index, recipes, size, 0, pixels, attempts=0)
-    loader = _loader(mapper, batches, _CollateLabelled(order), num_workers)
+    loader = _loader(mapper, batches, CollateLabelled(order), num_workers)
     return EvalLoader(loader, len(places))
 
 
@@ -381,7 +287,7 @@ def _recipe_for(name: str, channels: int, min_crop: float) -> Recipe:
     return recipe
 
 
-def _loader(mapper: ViewMapper, batches: Any, collate: _Collate, num_workers: int) -> DataLoader:
+def _loader(mapper: ViewMapper, batches: Any, collate: Collate, num_workers: int) -> DataLoader:
     return DataLoader(
         mapper,
         batch_sampler=batches,

@@ -17,6 +17,7 @@ from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 
 _ATTEMPTS = 32  # others tried in place of an unreadable image
+_RESERVE = 1.25  # pixels of a reduced image for one of the view, so that filters can do their work
 
 
 class NoReadableImages(UserError):
@@ -157,7 +158,7 @@ class ViewMapper:
     def _choose_reduction(
         self, data: bytes, draws: list[np.random.Generator]
     ) -> tuple[int, list[tuple[ViewRecipe, tuple]]]:
-        """Choose the smallest size at which a JPEG still has the pixels of each of its views.
+        """Choose the smallest size at which a JPEG still has more pixels than each of its views.
 
         Returns:
             factor of :func:`decode_image`, and recipes with what they drew for an image of that
@@ -178,7 +179,9 @@ class ViewMapper:
         for factor in REDUCTIONS:
             reduced_shape = tuple(-(-side // factor) for side in shape)
             reduced = [(recipe, recipe.for_reduced(params, factor)) for recipe, params in drawn]
-            if all(recipe.shrinkage(params, reduced_shape) >= 1 for recipe, params in reduced):
+            if all(
+                recipe.shrinkage(params, reduced_shape) >= _RESERVE for recipe, params in reduced
+            ):
                 return factor, reduced
         return 1, drawn
 
