@@ -13,8 +13,11 @@ Fine-tune Faster R-CNN on VOC from an exported backbone, and evaluate a finished
     tools/train_net.py --config configs/transfer/voc_0712_R50_C4_24k.yaml --eval-only \\
         MODEL.WEIGHTS output/voc/model_final.pth
 
-Go on with a run that was stopped: the same command with --resume. On a machine without a GPU,
---num-gpus counts processes.
+Go on with a run that was stopped, by SIGTERM, Ctrl-C or a crash: the same command with --resume.
+On a machine without a GPU, --num-gpus counts processes. Under torchrun and srun, processes find
+each other without further arguments:
+
+    torchrun --nproc_per_node 8 tools/train_net.py --config configs/moco_pretrain.yaml
 """
 
 import os

@@ -108,11 +108,12 @@ def _watch(context: mp.ProcessContext) -> None:
     failed: list[int] = []
 
     def forward(number: int) -> None:
-        for i in running.values():
-            os.kill(context.processes[i].pid, number)
+        for i in list(running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(context.processes[i].pid, number)
 
     def kill(_: int = 0) -> None:
-        for i in running.values():
+        for i in list(running.values()):
             context.processes[i].kill()
 
     with stop_signals(forward, kill):

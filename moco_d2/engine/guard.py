@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from moco_d2.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 # Exit code of a process that ends because another one failed.
@@ -95,8 +97,7 @@ class Guard:
             target = self._serve
         else:
             port, token = store.get(_KEY).decode().split()
-            hub = _Peer(_watched(socket.create_connection((host, int(port)))), 0, "process 0")
-            hub.name = f"process 0 of {world_size} (at {host})"
+            hub = _Peer(_connect(host, int(port)), 0, f"process 0 of {world_size} (at {host})")
             self._peers.append(hub)
             hub.send(token=token, rank=rank, name=self._name)
             target = self._listen
@@ -145,22 +146,19 @@ class Guard:
 
     def _hear(self, peer: _Peer) -> bool:
         """Read from a peer; False when there will be no more."""
+        messages, end = None, "ended without a word: killed, perhaps because memory ran out"
         try:
             messages = peer.receive()
         except (ConnectionError, ValueError):  # closed; or no member of the job, by its words
-            messages = None
+            pass
         except OSError as error:
-            self._follow(
-                f"{peer.name} has not answered for {SILENCE_SECONDS} s ({error.strerror}): its "
-                "machine or the network between is gone",
-                peer,
+            end = (
+                f"has not answered for {SILENCE_SECONDS} s ({error.strerror}): its machine or the "
+                "network between is gone"
             )
         if messages is None:
             if peer.rank is not None and not self._done:
-                self._follow(
-                    f"{peer.name} ended without a word: killed, perhaps because memory ran out",
-                    peer,
-                )
+                self._follow(f"{peer.name} {end}", peer)
             return False
         for message in messages:
             if peer.rank is None:
@@ -195,6 +193,16 @@ def _try_to_send(peer: _Peer, **message) -> None:
         peer.send(**message)
     except OSError:
         logger.debug(f"{peer.name} is gone already")
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    try:
+        return _watched(socket.create_connection((host, port)))
+    except OSError as error:
+        raise UserError(
+            f"the machine of process 0 does not answer at {host}:{port} ({error.strerror}); "
+            "machines of a job must reach each other at any port"
+        ) from error
 
 
 def _listening_socket() -> socket.socket:
