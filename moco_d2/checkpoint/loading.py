@@ -12,11 +12,15 @@ from moco_d2.checkpoint.formats import detect_format, split_tensors
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 
-# Where detectors keep a ResNet: what comes before its names, the first that a detector has. A C4
-# detector keeps its last stage, without the extra norm, in the RoI heads.
-BODIES = (r"backbone\.bottom_up\.", r"backbone\.")
+# Where detectors keep a ResNet or a ViT: what comes before its names, the first that a detector
+# has. A C4 detector keeps its last stage, without the extra norm, in the RoI heads.
+BODIES = (r"backbone\.bottom_up\.", r"backbone\.net\.", r"backbone\.")
 ENCODER = r"encoder_[qk]\.backbone\."
 RES5_IN_ROI_HEADS = r"roi_heads\.(?=res5\.\d)"
+# What a detector's ViT has more than a pretrained one: relative positions, which begin at zero,
+# and convolutional blocks, which begin as the identity.
+NEW_IN_DETECTORS = r"blocks\.\d+\.(attn\.rel_pos_[hw]|residual\..+)"
+FORMATS_TO_LOAD = ("detectron2", "detectron2_vit")
 # Buffers that detectors of earlier releases saved, and that the config decides now.
 NOT_WEIGHTS = r"pixel_(mean|std)|.*\.cell_anchors\..+"
 
@@ -65,13 +69,15 @@ def _is_detector(file: WeightFile) -> bool:
     return any(name.startswith("backbone.") for name in file.state)
 
 
-def _check_is_backbone(file: WeightFile) -> None:
+def _check_is_backbone(file: WeightFile) -> str:
+    """The format, one of `FORMATS_TO_LOAD`."""
     name = detect_format(file, FORMATS)
-    if name != "detectron2":
+    if name not in FORMATS_TO_LOAD:
         raise WeightsError(
             f"{file.name} is {FORMATS[name].title}; turn it into a detectron2 backbone first: "
             f"tools/convert_weights.py {file.path} OUT.pkl"
         )
+    return name
 
 
 def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
@@ -143,14 +149,36 @@ def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadRepor
     Args:
         place: pattern of what comes before detectron2's names of a ResNet's tensors in the model.
     """
-    _check_is_backbone(file)
-    backbone = split_tensors(FORMATS["detectron2"], file, "query").backbone
+    entry = FORMATS[_check_is_backbone(file)]
+    backbone = split_tensors(entry, file, "query").backbone
+    _check_heads(model, file)
     state = model.state_dict()
     sources = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
-    mismatch = compare_tensors({source: state[n] for n, source in sources.items()}, backbone)
+    needed = {
+        source: state[n]
+        for n, source in sources.items()
+        if source in backbone or not re.fullmatch(NEW_IN_DETECTORS, source)
+    }
+    mismatch = compare_tensors(needed, backbone)
     if mismatch:
         raise CheckError(f"{file.name} does not fit the backbone of this model - {mismatch}")
     filled = {n: backbone[source] for n, source in sources.items() if source in backbone}
     model.load_state_dict(filled, strict=False)
     new = [n for n in state if n not in filled and not is_counter(n)]
     return LoadReport(file.name, len(filled), new, whole=False)
+
+
+def _check_heads(model: nn.Module, file: WeightFile) -> None:
+    """
+    Raises:
+        CheckError: the model's ViT splits its channels over other heads than the file's, which no
+            tensor shows.
+    """
+    stated = file.section("source").get("architecture", {}).get("num_heads")
+    for name, module in model.named_modules():
+        heads = getattr(module, "num_heads", None)
+        if stated and name.endswith("blocks.0.attn") and heads != stated:
+            raise CheckError(
+                f"{file.name} is of a ViT with {stated} heads, and this model's has {heads}: its "
+                "features would be others"
+            )
