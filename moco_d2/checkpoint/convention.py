@@ -124,10 +124,10 @@ def checked_convention(convention: Any, owner: str) -> dict[str, Any]:
     mean, std = ([float(v) for v in convention[k]] for k in ("pixel_mean", "pixel_std"))
     if convention["format"] not in ("RGB", "BGR"):
         raise WeightsError(f"{owner}: unknown image format {convention['format']!r}, RGB or BGR")
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+    if not mean or len(mean) != len(std) or min(std) <= 0:
         raise WeightsError(
-            f"{owner}: pixel_mean {mean} and pixel_std {std} must be three numbers each, and no "
-            "standard deviation 0 or less"
+            f"{owner}: pixel_mean {mean} and pixel_std {std} must each be a number per channel, "
+            "and no standard deviation 0 or less"
         )
     return {
         "format": convention["format"],

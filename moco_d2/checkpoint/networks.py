@@ -30,21 +30,22 @@ class Detectron2Features(nn.Module):
     def __init__(self, architecture: Mapping, convention: Mapping):
         super().__init__()
         self.image_size = IMAGE_SIZE
-        self.body = build_resnet(architecture, convention["stride_in_1x1"])
+        self.channels = len(convention["pixel_mean"])
+        self.body = build_resnet(architecture, convention["stride_in_1x1"], self.channels)
         self._convention = convention
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """
         Args:
-            images: uint8 (N, 3, H, W), RGB.
+            images: uint8 (N, C, H, W), RGB where C = 3.
 
         Returns:
             features by stage.
         """
-        if self._convention["format"] == "BGR":
+        if self._convention["format"] == "BGR" and self.channels == 3:
             images = images.flip(1)
         mean, std = (
-            torch.tensor(self._convention[key], dtype=torch.float64).view(3, 1, 1)
+            torch.tensor(self._convention[key], dtype=torch.float64).view(-1, 1, 1)
             for key in ("pixel_mean", "pixel_std")
         )
         return self.body(((images - mean) / std).to(next(self.body.parameters()).dtype))

@@ -160,12 +160,13 @@ def unfilled(build: Callable[[], nn.Module]) -> nn.Module:
     return network
 
 
-def build_resnet(architecture: Mapping, stride_in_1x1: bool) -> ResNet:
+def build_resnet(architecture: Mapping, stride_in_1x1: bool, channels: int = 3) -> ResNet:
     """Build detectron2's ResNet, with all of its stages as features, down to the deepest one.
 
     Args:
         architecture: as :func:`architecture_from` returns it, or as a checkpoint's recipe has it.
         stride_in_1x1: where a bottleneck's stride is.
+        channels: of the images.
 
     Raises:
         WeightsError: it is no ResNet of detectron2's, or states too little.
@@ -188,7 +189,7 @@ def build_resnet(architecture: Mapping, stride_in_1x1: bool) -> ResNet:
     cfg.MODEL.RESNETS.STRIDE_IN_1X1 = stride_in_1x1
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
     try:
-        return unfilled(lambda: build_resnet_backbone(cfg, ShapeSpec(channels=3)))
+        return unfilled(lambda: build_resnet_backbone(cfg, ShapeSpec(channels=channels)))
     except (AssertionError, KeyError) as error:
         raise WeightsError(
             f"detectron2 cannot build the ResNet {dict(architecture)}: {error}"
@@ -203,16 +204,17 @@ def largest_difference(source: nn.Module, target: nn.Module, seed: int = 0) -> f
     however large the features of an untrained one are.
 
     Args:
-        source: maps uint8 images (N, 3, H, W), RGB, to features by stage; `image_size` says which
-            H and W to use.
-        target: the same.
+        source: maps uint8 images (N, C, H, W), RGB where C = 3, to features by stage;
+            `image_size` says which H and W to use.
+        target: the same, for `channels` channels where it states them.
         seed: of the images.
 
     Returns:
         the largest absolute difference over all stages; NaN if a feature is NaN.
     """
     generator = torch.Generator().manual_seed(seed)
-    size = (2, 3, source.image_size, source.image_size)
+    channels = getattr(target, "channels", 3)
+    size = (2, channels, source.image_size, source.image_size)
     images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
     ours, theirs = (network.double().eval()(images) for network in (target, source))
     return float(torch.stack([(ours[s] - theirs[s]).abs().max() for s in ours]).max())

@@ -63,7 +63,7 @@ def test_files_state_their_convention_or_none(tmp_path):
     "wrong, message",
     [
         ({"format": "L"}, "unknown image format 'L'"),
-        ({"pixel_mean": [1.0, 2.0]}, "three numbers each"),
+        ({"pixel_mean": [1.0, 2.0]}, "a number per channel"),
         ({"pixel_std": [1.0, 0.0, 1.0]}, "standard deviation 0 or less"),
         ({"extra": 1}, "has the keys format, pixel_mean, pixel_std, stride_in_1x1"),
     ],
