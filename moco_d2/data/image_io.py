@@ -3,7 +3,7 @@
 import functools
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -16,6 +16,7 @@ from moco_d2.data.image_headers import is_plain, stored_shape
 _SILENT = 0  # OpenCV's log level
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_RGB = 258, 262, 2
+_CAN_BE_DEEP = (b"\x89PNG", b"II*\0", b"MM\0*", b"\x93NUMPY")
 _DEEP_PNG = b"\x10"  # 16 in the byte for the bit depth
 
 _DECODES_TO_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")  # since OpenCV 4.11
@@ -71,6 +72,11 @@ class PixelFormat:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    @property
+    def deep_table(self) -> np.ndarray:
+        """uint8 (65536,): the eight bits of each value of 16 bits."""
+        return _deep_table(self.deep_range)
 
 
 def read_bytes(path: str) -> bytes:
@@ -129,8 +135,30 @@ def decode_image(data: bytes, path: str, pixels: PixelFormat, factor: int = 1) -
         image = _decode_plain(data, pixels.channels, factor)
         if image is not None:
             return image
+    return _explained(path, lambda: _to_channels(_decode_any(data, path, pixels), path, pixels))
+
+
+def decode_stored(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
+    """Decode an image file, but leave 16 bits as they are stored.
+
+    Returns:
+        of 16-bit files what they hold, (H, W) or (H, W, K); of others uint8 (H, W, C), as
+        :func:`decode_image`.
+
+    Raises:
+        UnreadableImage: as :func:`decode_image`.
+    """
+    if not data:
+        raise UnreadableImage(path, "the file is empty")
+    if is_plain(data) or not data.startswith(_CAN_BE_DEEP):
+        return decode_image(data, path, pixels)
+    return _explained(path, lambda: _decode_any(data, path, pixels))
+
+
+def _explained(path: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
+    """Call a decoder, and turn whatever it raises into the reason."""
     try:
-        return _decode_any(data, path, pixels)
+        return decode()
     except UnreadableImage:
         raise
     # Decoders of damaged data raise anything: SyntaxError, struct.error, IndexError, ...
@@ -163,13 +191,14 @@ def _decode_plain(data: bytes, channels: int, factor: int) -> np.ndarray | None:
 
 
 def _decode_any(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
+    """Decode to what is stored, where only :func:`_to_channels` makes of it what is wanted."""
     if data.startswith(b"\x93NUMPY"):
         array = np.load(io.BytesIO(data), allow_pickle=False)
         if array.ndim == 3 and array.shape[2] != pixels.channels == array.shape[0]:
             array = array.transpose(1, 2, 0)
-        return _to_channels(array, path, pixels)
+        return array
     if data.startswith(b"\x89PNG") and data[24:25] == _DEEP_PNG:
-        return _to_channels(_decode_unchanged(data), path, pixels)
+        return _decode_unchanged(data)
     if data[:4] in (b"II*\0", b"MM\0*"):
         return _decode_tiff(data, path, pixels)
     return _decode_with_pillow(data, path, pixels)
@@ -184,12 +213,12 @@ def _decode_tiff(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
             bits = image.tag_v2.get(_TIFF_BITS, (1,))
             colour = image.tag_v2.get(_TIFF_PHOTOMETRIC) == _TIFF_RGB
     except UnidentifiedImageError:
-        return _to_channels(_read_with_tifffile(data, path, pixels), path, pixels)
+        return _read_with_tifffile(data, path, pixels)
     if len(bits) == 1 or (max(bits) <= 8 and pixels.channels in (1, 3)):
         return _decode_with_pillow(data, path, pixels)
     if colour and len(bits) in (3, 4):
-        return _to_channels(_decode_unchanged(data), path, pixels)
-    return _to_channels(_read_with_tifffile(data, path, pixels), path, pixels)
+        return _decode_unchanged(data)
+    return _read_with_tifffile(data, path, pixels)
 
 
 def _decode_unchanged(data: bytes) -> np.ndarray:
@@ -232,10 +261,8 @@ def _decode_with_pillow(data: bytes, path: str, pixels: PixelFormat) -> np.ndarr
             image = ImageOps.exif_transpose(image)
             if image.mode == "F":
                 raise _Unsuitable("its pixels are floating point numbers")
-            if image.mode.startswith("I"):
-                return _to_channels(np.asarray(image), path, pixels)
-            if pixels.channels not in (1, 3):
-                return _to_channels(np.asarray(image), path, pixels)
+            if image.mode.startswith("I") or pixels.channels not in (1, 3):
+                return np.asarray(image)
             if "transparency" in image.info or image.mode in _ALPHA_MODES:
                 mean = (pixels.mean * 3)[:3]
                 ground = Image.new("RGBA", image.size, (*map(round, mean), 255))
@@ -251,17 +278,38 @@ def _to_channels(array: np.ndarray, path: str, pixels: PixelFormat) -> np.ndarra
     if array.ndim != 3:
         raise _Unsuitable(f"it has {array.ndim} dimensions, an image has 2 or 3")
     _check_size(path, array.shape[:2], pixels)
-    array = _to_eight_bits(array, pixels)
-    stored, wanted = array.shape[2], pixels.channels
+    return to_channel_count(_to_eight_bits(array, pixels), path, pixels.channels, pixels.mean)
+
+
+def to_channel_count(
+    array: np.ndarray, path: str, wanted: int, mean: Sequence[float] = (0.0,)
+) -> np.ndarray:
+    """Change the number of channels, of 8 or 16 bits, where that has one meaning.
+
+    Args:
+        array: (H, W) or (H, W, K).
+        path: what to call it in errors.
+        wanted: C.
+        mean: shown through transparent pixels.
+
+    Returns:
+        (H, W, C), contiguous.
+
+    Raises:
+        UnreadableImage: K and C do not go together.
+    """
+    if array.ndim == 2:
+        array = array[..., None]
+    stored = array.shape[2]
     if stored == wanted:
         return np.ascontiguousarray(array)
     if wanted in (1, 3) and stored in (2, 4):
-        alpha = array[..., -1:].astype(np.float32) / 255
+        alpha = array[..., -1:].astype(np.float32) / np.iinfo(array.dtype).max
         colour = _to_colours(array[..., :-1], wanted)
-        return np.rint(colour * alpha + (1 - alpha) * np.float32(pixels.mean)).astype(np.uint8)
+        return np.rint(colour * alpha + (1 - alpha) * np.float32(mean)).astype(array.dtype)
     if wanted in (1, 3) and stored in (1, 3):
         return _to_colours(array, wanted)
-    raise _Unsuitable(f"it has {stored} channels and MODEL.PIXEL_MEAN has {wanted}")
+    raise UnreadableImage(path, f"it has {stored} channels and MODEL.PIXEL_MEAN has {wanted}")
 
 
 def _to_colours(array: np.ndarray, wanted: int) -> np.ndarray:
@@ -282,12 +330,11 @@ def _to_eight_bits(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
         raise _Unsuitable("its pixels are floating point numbers")
     if array.min() < 0 or array.max() > 0xFFFF:
         raise _Unsuitable("its pixels have more than 16 bits")
-    return _deep_table(pixels.deep_range)[array]
+    return pixels.deep_table[array]
 
 
 @functools.lru_cache(maxsize=8)
 def _deep_table(deep_range: tuple[int, int]) -> np.ndarray:
-    """uint8 (65536,): the eight bits of each value of 16 bits."""
     low, high = deep_range
     values = (np.arange(65536, dtype=np.int64) - low) * 256 // (high - low + 1)
     return np.clip(values, 0, 255).astype(np.uint8)
