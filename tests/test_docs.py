@@ -8,6 +8,7 @@ import pytest
 from detectron2.config import CfgNode, get_cfg
 
 from moco_d2 import add_moco_config
+from moco_d2.checkpoint.table import FORMATS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -56,3 +57,12 @@ def test_make_targets_that_a_page_names_exist(page):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = re.compile(r"(?:^|`)make (?:[A-Z]+=[^\s`]+ )?([a-z]+)", re.MULTILINE)
     assert set(commands.findall(page.read_text())) <= targets
+
+
+def test_every_weight_format_is_in_the_table_of_public_weights():
+    page = (ROOT / "docs/weights.md").read_text()
+    table = page.partition("## Public weights")[2].partition("\n## ")[0]
+    assert [name for name in FORMATS if f"`{name}`" not in table] == []
+    options = set(re.findall(r"(?<!-)--[a-z][a-z0-9-]+", page))
+    known = (ROOT / "tools/convert_weights.py").read_text()
+    assert [o for o in options if o not in known and not o.startswith("--pixel-")] == []

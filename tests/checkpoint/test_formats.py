@@ -1,9 +1,11 @@
 """Every format of the table, as its project saves it: detected, converted, and checked."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
-from layouts import SAMPLES, VIT_SAMPLES, detectron2_names, states
+from layouts import SAMPLES, VIT_SAMPLES, detectron2_names, save_vit, states
 
 from moco_d2.checkpoint import WeightsError, convert, load_backbone, read_backbone
 from moco_d2.checkpoint.files import read_weight_file
@@ -106,3 +108,26 @@ def test_the_table_says_what_is_known_of_each_format():
     assert rows["caffe2"][2] == "BGR, mean 103.53/116.28/123.675, std 1/1/1, stride in 1x1"
     assert rows["dino"][1] == "key, query"
     assert rows["detectron2"][1:] == ["one", "stated by the file"]
+
+
+def test_a_notebook_gets_a_ready_backbone_from_any_file(tmp_path):
+    sample = SAMPLES["moco"]
+    backbone = load_backbone(str(sample.save(tmp_path)), encoder="query")
+    assert not backbone.training
+    assert backbone.input_convention["format"] == "RGB"
+    assert backbone.output_shape()["res5"].stride == 32
+    wanted = detectron2_names(states(sample.arch)[0])
+    assert all(torch.equal(t, wanted[n]) for n, t in backbone.state_dict().items())
+
+
+def test_optional_packages_are_named_when_they_are_needed(tmp_path, monkeypatch):
+    path = str(SAMPLES["timm, safetensors"].save(tmp_path))
+    vit = str(save_vit("moco_v3_vit", tmp_path))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(WeightsError, match="need the package safetensors: pip install"):
+        read_backbone(path)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(WeightsError, match="vision transformers need the package timm"):
+        read_backbone(vit)
+    path = str(SAMPLES["timm"].save(tmp_path))
+    assert convert(path, str(tmp_path / "o.pkl"), source_format="timm").difference <= 1e-5
