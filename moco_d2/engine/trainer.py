@@ -33,6 +33,7 @@ from moco_d2.engine.identity import RunIdentity
 from moco_d2.engine.scalars import ScalarBuffer
 from moco_d2.engine.signals import saved_on_signal
 from moco_d2.engine.step import PRECISIONS, NotFinite, Step
+from moco_d2.engine.throughput import Throughput
 from moco_d2.errors import UserError
 from moco_d2.evaluation.features import evaluate_knn
 from moco_d2.solver.build import build_pretrain_optimizer
@@ -169,6 +170,15 @@ class BaseTrainer(DefaultTrainer):
             ScalarWriter(self.scalars, cfg.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD),
             Checkpoints(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD),
         ]
+        if comm.is_main_process():
+            result.append(
+                Throughput(
+                    cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size(),
+                    cfg.LOG_PERIOD,
+                    cfg.DATALOADER.NUM_WORKERS,
+                    comm.get_local_size(),
+                )
+            )
         self._after_checkpoint = [Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate)]
         if comm.is_main_process():
             self._after_checkpoint.append(
