@@ -66,7 +66,7 @@ def _start(images: str, cache: str) -> dict[str, float]:
             index.path(i)
         return _private_mb() - mine
 
-    worker = _in_new_process(read, method="fork")
+    worker = _in_new_process(read)
     return {
         "images": len(index),
         "seconds": seconds,
@@ -76,9 +76,9 @@ def _start(images: str, cache: str) -> dict[str, float]:
     }
 
 
-def _in_new_process(function: Callable, *args, method: str = "spawn"):
-    """Call a function in a process of its own and return its result."""
-    context = multiprocessing.get_context(method)
+def _in_new_process(function: Callable, *args):
+    """Call a function in a process of its own, with nothing but modules loaded."""
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(theirs, function, *args))
     process.start()

@@ -213,6 +213,15 @@ def test_registering_again_changes_nothing():
     assert all(a is b for (_, a), (_, b) in zip(after, before, strict=True))
 
 
+@pytest.fixture
+def no_data_root(tmp_path, monkeypatch):
+    """A DETECTRON2_DATASETS folder with nothing in it."""
+    root = tmp_path / "datasets"
+    root.mkdir()
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(root))
+    return root
+
+
 @pytest.mark.parametrize("name", ["moco_demo_objects_val", "moco_demo_scenes_voc_train"])
 def test_a_missing_set_gives_the_command_that_renders_it(no_data_root, name):
     with pytest.raises(FileNotFoundError) as error:
