@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from moco_d2.data.datasets import load_image_index
 
-_FOLDERS = 1000
+_FILES_PER_FOLDER = 1280
 _YEAR = 365 * 86400  # seconds; a folder that has just changed is not kept
 _READS = 20_000
 
@@ -20,7 +20,7 @@ def measure_index(files: int) -> tuple[str, dict[str, float]]:
     """Index a folder of empty files twice, the second time in a new process.
 
     Args:
-        files: how many, in a thousand folders as ImageNet's.
+        files: how many, 1280 in each folder as in ImageNet.
 
     Returns:
         a table, and ``mb``, the private memory of a process that holds the index and reads of it
@@ -45,10 +45,11 @@ def measure_index(files: int) -> tuple[str, dict[str, float]]:
 
 
 def _write_files(root: str, files: int) -> None:
-    for folder in range(_FOLDERS):
+    folders = -(-files // _FILES_PER_FOLDER)
+    for folder in range(folders):
         path = os.path.join(root, f"n{folder:08d}")
         os.makedirs(path)
-        for number in range(folder, files, _FOLDERS):
+        for number in range(folder, files, folders):
             os.close(os.open(os.path.join(path, f"n{folder:08d}_{number}.JPEG"), os.O_CREAT))
         os.utime(path, (time.time() - _YEAR,) * 2)
     os.utime(root, (time.time() - _YEAR,) * 2)

@@ -14,7 +14,6 @@ from torchvision.transforms import v2
 
 from moco_d2.benchmark.timing import Timing, ratio, time_in_turns, timing_table
 from moco_d2.data.build import build_pretrain_loader
-from moco_d2.data.image_io import PixelFormat
 from moco_d2.data.index import ImageIndex
 
 _SIZE = 224
@@ -118,7 +117,7 @@ def _ours(paths: Sequence[str]) -> Callable[[], object]:
         query="moco_v2",
         key="moco_v2",
         seed=0,
-        pixel_mean=PixelFormat(_MEAN).mean,
+        pixel_mean=_MEAN,
     )
     batches = iter(loader)
     return lambda: next(batches)

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Sampler
 from moco_d2.data.augmentation import Recipe, ViewRecipe, get_view_recipe
 from moco_d2.data.collate import Collate, CollateLabelled, CollateViews
 from moco_d2.data.image_cache import ImageCache, open_image_cache
-from moco_d2.data.image_io import PixelFormat
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.mapper import NoReadableImages, ViewMapper
+from moco_d2.data.pixels import PixelFormat
 from moco_d2.data.streams import SampleStream
 from moco_d2.data.unreadable import UnreadableImages
 from moco_d2.errors import UserError

@@ -1,10 +1,8 @@
 """Image files of any common kind to upright uint8 arrays; what cannot be read says why."""
 
-import functools
 import io
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -12,6 +10,14 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from moco_d2.data.image_headers import is_plain, stored_shape
+from moco_d2.data.pixels import (
+    PixelFormat,
+    UnreadableImage,
+    Unsuitable,
+    check_size,
+    to_bytes_or_words,
+    to_pixel_format,
+)
 
 _SILENT = 0  # OpenCV's log level
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
@@ -31,52 +37,6 @@ _REDUCED = {
     8: (_RGB | cv2.IMREAD_REDUCED_COLOR_8, cv2.IMREAD_REDUCED_GRAYSCALE_8),
 }
 REDUCTIONS = tuple(sorted(_REDUCED, reverse=True))
-
-
-class UnreadableImage(Exception):
-    """An image file that cannot be read.
-
-    Attributes:
-        path: the file.
-        reason: why, in a few words.
-    """
-
-    def __init__(self, path: str, reason: str):
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-class _Unsuitable(ValueError):
-    """The file is whole, but its pixels are not of the kind that is wanted."""
-
-
-@dataclass(frozen=True)
-class PixelFormat:
-    """What images are read as.
-
-    Attributes:
-        mean: a value for each channel, RGB where there are three, 0 to 255. It shows through
-            transparent pixels. Its length is the number of channels.
-        deep_range: the values of 16-bit images that become 0 and 255; what lies outside is cut.
-        max_pixels: larger images are not decoded: a file of some kilobytes can hold gigabytes.
-    """
-
-    mean: tuple[float, ...]
-    deep_range: tuple[int, int] = (0, 65535)
-    max_pixels: int = 200_000_000
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
-    @property
-    def deep_table(self) -> np.ndarray:
-        """uint8 (65536,): the eight bits of each value of 16 bits."""
-        return _deep_table(self.deep_range)
 
 
 def read_bytes(path: str) -> bytes:
@@ -130,20 +90,20 @@ def decode_image(data: bytes, path: str, pixels: PixelFormat, factor: int = 1) -
         raise UnreadableImage(path, "the file is empty")
     shape = stored_shape(data)
     if shape is not None:
-        _check_size(path, shape, pixels)
+        check_size(path, shape, pixels)
     if pixels.channels in (1, 3) and is_plain(data):
         image = _decode_plain(data, pixels.channels, factor)
         if image is not None:
             return image
-    return _explained(path, lambda: _to_channels(_decode_any(data, path, pixels), path, pixels))
+    return _explained(path, lambda: to_pixel_format(_decode_any(data, path, pixels), path, pixels))
 
 
 def decode_stored(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
     """Decode an image file, but leave 16 bits as they are stored.
 
     Returns:
-        of 16-bit files what they hold, (H, W) or (H, W, K); of others uint8 (H, W, C), as
-        :func:`decode_image`.
+        of 16-bit files what they hold, uint16 (H, W, K); of others uint8 (H, W, K), where K is
+        that of ``pixels`` or of the file.
 
     Raises:
         UnreadableImage: as :func:`decode_image`.
@@ -152,7 +112,9 @@ def decode_stored(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
         raise UnreadableImage(path, "the file is empty")
     if is_plain(data) or not data.startswith(_CAN_BE_DEEP):
         return decode_image(data, path, pixels)
-    return _explained(path, lambda: _decode_any(data, path, pixels))
+    return _explained(
+        path, lambda: to_bytes_or_words(_decode_any(data, path, pixels), path, pixels)
+    )
 
 
 def _explained(path: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
@@ -164,13 +126,6 @@ def _explained(path: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
     # Decoders of damaged data raise anything: SyntaxError, struct.error, IndexError, ...
     except Exception as error:
         raise UnreadableImage(path, _reason(error)) from error
-
-
-def _check_size(path: str, shape: tuple[int, int], pixels: PixelFormat) -> None:
-    if shape[0] * shape[1] > pixels.max_pixels:
-        raise UnreadableImage(
-            path, f"{shape[1]} x {shape[0]} is more than INPUT.MAX_PIXELS {pixels.max_pixels}"
-        )
 
 
 def _decode_plain(data: bytes, channels: int, factor: int) -> np.ndarray | None:
@@ -191,7 +146,7 @@ def _decode_plain(data: bytes, channels: int, factor: int) -> np.ndarray | None:
 
 
 def _decode_any(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
-    """Decode to what is stored, where only :func:`_to_channels` makes of it what is wanted."""
+    """Decode to what is stored, where only :func:`to_pixel_format` makes of it what is wanted."""
     if data.startswith(b"\x93NUMPY"):
         array = np.load(io.BytesIO(data), allow_pickle=False)
         if array.ndim == 3 and array.shape[2] != pixels.channels == array.shape[0]:
@@ -209,7 +164,7 @@ def _decode_tiff(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:
     former, tifffile both."""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            _check_size(path, (image.height, image.width), pixels)
+            check_size(path, (image.height, image.width), pixels)
             bits = image.tag_v2.get(_TIFF_BITS, (1,))
             colour = image.tag_v2.get(_TIFF_PHOTOMETRIC) == _TIFF_RGB
     except UnidentifiedImageError:
@@ -234,11 +189,11 @@ def _read_with_tifffile(data: bytes, path: str, pixels: PixelFormat) -> np.ndarr
     try:
         import tifffile
     except ImportError:
-        raise _Unsuitable("a TIFF of this kind needs the package tifffile") from None
+        raise Unsuitable("a TIFF of this kind needs the package tifffile") from None
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page = file.pages.first
-            _check_size(path, (page.imagelength, page.imagewidth), pixels)
+            check_size(path, (page.imagelength, page.imagewidth), pixels)
             image = page.asarray()
             planes = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE
     except tifffile.TiffFileError as error:
@@ -256,11 +211,11 @@ def _decode_with_pillow(data: bytes, path: str, pixels: PixelFormat) -> np.ndarr
         finally:
             Image.MAX_IMAGE_PIXELS = limit
         with image:
-            _check_size(path, (image.height, image.width), pixels)
+            check_size(path, (image.height, image.width), pixels)
             image.load()
             image = ImageOps.exif_transpose(image)
             if image.mode == "F":
-                raise _Unsuitable("its pixels are floating point numbers")
+                raise Unsuitable("its pixels are floating point numbers")
             if image.mode.startswith("I") or pixels.channels not in (1, 3):
                 return np.asarray(image)
             if "transparency" in image.info or image.mode in _ALPHA_MODES:
@@ -271,79 +226,10 @@ def _decode_with_pillow(data: bytes, path: str, pixels: PixelFormat) -> np.ndarr
             return image.reshape(*image.shape[:2], pixels.channels)
 
 
-def _to_channels(array: np.ndarray, path: str, pixels: PixelFormat) -> np.ndarray:
-    """Make uint8 (H, W, C) of what a file holds, or say why that is not possible."""
-    if array.ndim == 2:
-        array = array[..., None]
-    if array.ndim != 3:
-        raise _Unsuitable(f"it has {array.ndim} dimensions, an image has 2 or 3")
-    _check_size(path, array.shape[:2], pixels)
-    return to_channel_count(_to_eight_bits(array, pixels), path, pixels.channels, pixels.mean)
-
-
-def to_channel_count(
-    array: np.ndarray, path: str, wanted: int, mean: Sequence[float] = (0.0,)
-) -> np.ndarray:
-    """Change the number of channels, of 8 or 16 bits, where that has one meaning.
-
-    Args:
-        array: (H, W) or (H, W, K).
-        path: what to call it in errors.
-        wanted: C.
-        mean: shown through transparent pixels.
-
-    Returns:
-        (H, W, C), contiguous.
-
-    Raises:
-        UnreadableImage: K and C do not go together.
-    """
-    if array.ndim == 2:
-        array = array[..., None]
-    stored = array.shape[2]
-    if stored == wanted:
-        return np.ascontiguousarray(array)
-    if wanted in (1, 3) and stored in (2, 4):
-        alpha = array[..., -1:].astype(np.float32) / np.iinfo(array.dtype).max
-        colour = _to_colours(array[..., :-1], wanted)
-        return np.rint(colour * alpha + (1 - alpha) * np.float32(mean)).astype(array.dtype)
-    if wanted in (1, 3) and stored in (1, 3):
-        return _to_colours(array, wanted)
-    raise UnreadableImage(path, f"it has {stored} channels and MODEL.PIXEL_MEAN has {wanted}")
-
-
-def _to_colours(array: np.ndarray, wanted: int) -> np.ndarray:
-    """Turn grey into RGB or the other way round, where they differ."""
-    if array.shape[2] == wanted:
-        return array
-    if wanted == 3:
-        return np.repeat(array, 3, axis=2)
-    return cv2.cvtColor(np.ascontiguousarray(array), cv2.COLOR_RGB2GRAY)[..., None]
-
-
-def _to_eight_bits(array: np.ndarray, pixels: PixelFormat) -> np.ndarray:
-    if array.dtype == np.uint8:
-        return array
-    if array.dtype == bool:
-        return array.astype(np.uint8) * 255
-    if array.dtype.kind not in "iu":
-        raise _Unsuitable("its pixels are floating point numbers")
-    if array.min() < 0 or array.max() > 0xFFFF:
-        raise _Unsuitable("its pixels have more than 16 bits")
-    return pixels.deep_table[array]
-
-
-@functools.lru_cache(maxsize=8)
-def _deep_table(deep_range: tuple[int, int]) -> np.ndarray:
-    low, high = deep_range
-    values = (np.arange(65536, dtype=np.int64) - low) * 256 // (high - low + 1)
-    return np.clip(values, 0, 255).astype(np.uint8)
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or of an unknown format"
-    if isinstance(error, _Unsuitable):
+    if isinstance(error, Unsuitable):
         return str(error)
     text = str(error) or type(error).__name__
     return f"damaged or truncated ({text})" if "truncat" not in text else text

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from detectron2.utils.file_io import PathManager
 
-from moco_d2.data.image_io import UnreadableImage, read_bytes
+from moco_d2.data.image_io import read_bytes
+from moco_d2.data.pixels import UnreadableImage
 
 _ARRAYS = ("labels", "folder", "name_bytes", "name_ends", "folder_bytes", "folder_ends")
 _SHARD_ARRAYS = ("offsets", "sizes")

@@ -10,9 +10,10 @@ import numpy as np
 from moco_d2.data.augmentation import Recipe, ViewRecipe
 from moco_d2.data.image_cache import ImageCache, image_key
 from moco_d2.data.image_headers import stored_shape, upright_jpeg_shape
-from moco_d2.data.image_io import REDUCTIONS, PixelFormat, UnreadableImage, decode_image
+from moco_d2.data.image_io import REDUCTIONS, decode_image
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.operations import resize
+from moco_d2.data.pixels import PixelFormat, UnreadableImage
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 

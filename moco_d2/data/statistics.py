@@ -9,13 +9,9 @@ import cv2
 import numpy as np
 from torch.utils.data import DataLoader
 
-from moco_d2.data.image_io import (
-    PixelFormat,
-    UnreadableImage,
-    decode_stored,
-    to_channel_count,
-)
+from moco_d2.data.image_io import decode_stored
 from moco_d2.data.index import ImageIndex
+from moco_d2.data.pixels import PixelFormat, UnreadableImage, to_channel_count
 from moco_d2.errors import UserError
 
 _CHUNK = 16  # images that a worker sums up before it sends anything

@@ -10,7 +10,8 @@ from PIL import Image
 from moco_d2.data.augmentation import VIEW_RECIPES, get_view_recipe
 from moco_d2.data.build import build_pretrain_loader
 from moco_d2.data.datasets import load_image_index
-from moco_d2.data.image_io import PixelFormat, UnreadableImage, read_image
+from moco_d2.data.image_io import read_image
+from moco_d2.data.pixels import PixelFormat, UnreadableImage
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 
@@ -55,6 +56,15 @@ def test_sixteen_bit_colour_is_cut_too(tmp_path):
     tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
     ours = read_image(str(tmp_path / "deep.tif"), PixelFormat(RGB.mean, (0, 4095)))
     assert np.abs(ours.astype(int) - deep // 16).max() <= 1
+
+
+def test_opacity_of_sixteen_bits_is_not_cut_to_the_range(tmp_path):
+    deep = np.full((4, 4, 4), 3000, np.uint16)
+    deep[..., 3] = [0, 0, 65535, 65535]
+    tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb", extrasamples=["unassalpha"])
+    ours = read_image(str(tmp_path / "deep.tif"), PixelFormat(RGB.mean, (0, 4095)))
+    assert np.abs(ours[:, :2] - np.array(RGB.mean)).max() <= 1
+    assert np.abs(ours[:, 2:].astype(int) - 3000 // 16).max() <= 1
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5, 9])

@@ -8,7 +8,8 @@ import pytest
 import skimage.data
 from PIL import Image
 
-from moco_d2.data.image_io import UnreadableImage, read_image
+from moco_d2.data.image_io import read_image
+from moco_d2.data.pixels import UnreadableImage
 
 FOLDER = os.path.dirname(skimage.data.__file__)
 MEAN = (123.675, 116.28, 103.53)

@@ -15,9 +15,10 @@ from moco_d2.data import mapper as mapper_module
 from moco_d2.data import operations as ops
 from moco_d2.data.augmentation import VIEW_RECIPES, ViewRecipe, get_view_recipe
 from moco_d2.data.colour import apply_colour
-from moco_d2.data.image_io import REDUCTIONS, PixelFormat, decode_image
+from moco_d2.data.image_io import REDUCTIONS, decode_image
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.mapper import ViewMapper
+from moco_d2.data.pixels import PixelFormat
 from moco_d2.data.streams import Stream, generator
 
 PHOTOS = (

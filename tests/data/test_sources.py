@@ -15,8 +15,8 @@ from PIL import Image
 
 from moco_d2.data.build import build_pretrain_loader
 from moco_d2.data.datasets import load_image_index
-from moco_d2.data.image_io import UnreadableImage
 from moco_d2.data.paths import expand_braces, expand_paths
+from moco_d2.data.pixels import UnreadableImage
 from moco_d2.errors import UserError
 
 MEAN = (123.675, 116.28, 103.53)

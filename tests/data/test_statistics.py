@@ -12,7 +12,8 @@ from PIL import Image
 
 from moco_d2 import add_moco_config
 from moco_d2.data.datasets import load_image_index
-from moco_d2.data.image_io import PixelFormat, read_image
+from moco_d2.data.image_io import read_image
+from moco_d2.data.pixels import PixelFormat
 from moco_d2.data.statistics import measure_statistics
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,14 @@ def test_a_sample_is_spread_evenly(tmp_path):
     index = load_image_index([str(tmp_path)])
     *_, statistics = measure_statistics(index, channels=1, sample=4)
     assert [width for _, width in statistics.shapes] == [4, 7, 10, 13]
+
+
+def test_arrays_that_are_no_images_are_counted(tool, tmp_path, capsys):
+    np.save(tmp_path / "float.npy", np.zeros((4, 4), np.float32))
+    np.save(tmp_path / "good.npy", np.arange(16).reshape(4, 4))
+    assert tool.main([str(tmp_path), "--channels", "1"]) == 0
+    output = capsys.readouterr().out
+    assert "1 images read, 1 unreadable" in output and "floating point" in output
 
 
 def test_nothing_readable_is_one_line(tool, tmp_path, capsys):
