@@ -21,7 +21,6 @@ from moco_d2.checkpoint.reading import Backbone, read_backbone
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import architecture_title, compare_tensors, largest_difference
 
-AUTHOR = "moco_d2"
 TOLERANCE = 1e-5
 
 
@@ -128,8 +127,7 @@ def convert(
     provenance = _provenance(backbone)
     content = {
         naming.state_key: tensors,
-        "__author__": AUTHOR,
-        "matching_heuristics": True,
+        **naming.marks,
         "input": backbone.convention,
         "source": provenance,
     }

@@ -66,7 +66,9 @@ def read_detector_weights(path: str) -> WeightFile:
 
 
 def _is_detector(file: WeightFile) -> bool:
-    return any(name.startswith("backbone.") for name in file.state)
+    # Other projects put their networks under `backbone`, too.
+    known = any(entry.detected and entry.matches(file.state) for entry in FORMATS.values())
+    return not known and any(name.startswith("backbone.") for name in file.state)
 
 
 def _check_is_backbone(file: WeightFile) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -37,6 +37,7 @@ class Naming:
             names, and which maps uint8 images (N, 3, H, W), RGB, to features by stage.
         state_key: where the library's own readers look for the tensors in a file.
         suffixes: of files that the library reads.
+        marks: what else a file must hold for them.
         keeps_extras: the library uses the tensors that `WeightFormat.extras` matches.
     """
 
@@ -46,6 +47,7 @@ class Naming:
     network: Network
     state_key: str
     suffixes: tuple[str, ...]
+    marks: Mapping[str, Any] = field(default_factory=dict)
     keeps_extras: bool = False
 
 
@@ -90,6 +92,7 @@ NAMINGS: dict[str, Naming] = {
         network=_network(Detectron2Features, Detectron2ViTFeatures),
         state_key="model",
         suffixes=(".pkl", ".pth", ".safetensors"),
+        marks={"__author__": "moco_d2", "matching_heuristics": True},
     ),
     "torchvision": Naming(
         title="torchvision",

@@ -150,7 +150,7 @@ def _architecture(
     try:
         if not is_vit(renamed):
             return dict(stated or architecture_from(renamed))
-        if stated:
+        if stated and "num_heads" in stated:
             return {**stated, "num_heads": num_heads or stated["num_heads"]}
         return vit_architecture(renamed, num_heads, entry.heads)
     except WeightsError as error:

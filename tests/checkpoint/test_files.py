@@ -3,7 +3,9 @@
 import io
 import os
 import pickle
+from argparse import Namespace
 from collections import OrderedDict
+from datetime import date
 
 import numpy as np
 import pytest
@@ -63,6 +65,35 @@ def test_a_pickled_class_is_refused_with_its_name(tmp_path):
         read_weight_file(str(tmp_path / "x.pkl"))
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_every_global_that_a_file_asks_for_is_named(tmp_path, zipped, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.pth"
+    content = {"model": {"a": torch.rand(3)}, "args": Namespace(lr=1.0), "date": date(2020, 1, 1)}
+    torch.save({**content, "hook": RunsCode()}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsError, match="argparse.Namespace, datetime.date, posix.system; if"):
+        read_weight_file(str(path))
+    assert not (tmp_path / "was_run").exists()
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    file = read_weight_file(str(path), unsafe_pickle=True)
+    assert torch.equal(file.state["a"], content["model"]["a"])
+    assert file.meta["args"].lr == 1.0
+
+
+def test_unsafe_pickles_of_tensors_are_read_on_request(tmp_path):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"model": {"a": torch.ones(2)}, "args": Namespace(lr=1.0)}))
+    with pytest.raises(WeightsError, match="argparse.Namespace, .*if you trust its origin"):
+        read_weight_file(str(path))
+    assert read_weight_file(str(path), unsafe_pickle=True).state["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pkl", ".tar"])
+def test_what_a_file_is_shows_in_its_content_not_in_its_name(tmp_path, suffix):
+    torch.save({"a": torch.ones(2)}, tmp_path / f"x{suffix}")
+    assert read_weight_file(str(tmp_path / f"x{suffix}")).state["a"].tolist() == [1, 1]
+
+
 def damaged(kind: str) -> bytes:
     whole = io.BytesIO()
     torch.save({"model": {"a": torch.rand(1000)}}, whole)
@@ -116,7 +147,7 @@ def test_bare_and_wrapped_state_dicts_and_ddp_prefixes_read_the_same(tmp_path):
         }
 
 
-@pytest.mark.parametrize("suffix", [".pkl", ".pth"])
+@pytest.mark.parametrize("suffix", [".pkl", ".pth", ".safetensors"])
 def test_written_files_read_back(tmp_path, suffix):
     path = str(tmp_path / f"x{suffix}")
     state = {"w": torch.rand(2, 3), "n": torch.tensor(5)}

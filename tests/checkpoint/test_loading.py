@@ -8,6 +8,7 @@ import torch
 from detectron2 import model_zoo
 from detectron2.config import get_cfg
 from detectron2.modeling import build_model
+from layouts import SAMPLES
 from torch import nn
 from weights import detectron2_resnet, moco_checkpoint, torchvision_resnet
 
@@ -131,7 +132,8 @@ def test_files_that_need_conversion_first_are_refused_with_the_command(tmp_path)
     model = detector(depth=18)
     torch.save(torchvision_resnet(18).state_dict(), tmp_path / "tv.pth")
     torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
-    for name in ("tv.pth", "moco.pth"):
+    SAMPLES["mmpretrain"].save(tmp_path).rename(tmp_path / "mm.pth")
+    for name in ("tv.pth", "moco.pth", "mm.pth"):
         with pytest.raises(WeightsError, match=f"tools/convert_weights.py .*{name} OUT.pkl"):
             load_detector_weights_(model, str(tmp_path / name))
 

@@ -55,6 +55,16 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100_000])
 
 
+def truncated_safetensors(path: Path) -> None:
+    SAMPLES["timm, safetensors"].save(path.parent).rename(path)
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def truncated_pickle(path: Path) -> None:
+    arrays = {name: t.numpy() for name, t in states("resnet18")[0].items()}
+    path.write_bytes(pickle.dumps({"model": arrays})[:100_000])
+
+
 def runs_code(path: Path) -> None:
     torch.save({**moco(), "hook": RunsCode()}, path)
 
@@ -101,6 +111,8 @@ CASES = {
     "of another architecture": (another_architecture, ".pth", 2, "are of no known format"),
     "of a changed ResNet": (grouped, ".pth", 1, "2 groups and 64 channels in res2"),
     "truncated": (truncated, ".pth", 2, "truncated, damaged or no weight file"),
+    "truncated safetensors": (truncated_safetensors, ".safetensors", 2, "weight file (Error while"),
+    "a truncated pickle": (truncated_pickle, ".pkl", 2, "no weight file (pickle data was trunc"),
     "empty": (lambda path: path.touch(), ".pth", 2, "it is empty"),
     "a web page": (
         lambda path: path.write_text("<!DOCTYPE html><html>404 Not Found</html>"),

@@ -59,6 +59,7 @@ def test_the_libraries_own_models_load_what_was_written(tmp_path):
     network = torchvision.models.resnet18(weights=None)
     content = torch.load(tmp_path / "tv.pth", weights_only=True)
     left = network.load_state_dict(content["state_dict"], strict=False)
+    assert set(content) == {"state_dict", "input", "source"}
     assert left.unexpected_keys == []
     assert left.missing_keys == ["fc.weight", "fc.bias"]
     pretrained = str(tmp_path / "timm.safetensors")
