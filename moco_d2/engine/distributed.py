@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import pickle
 import signal
@@ -60,6 +61,9 @@ def launch(main: Callable, job: Job, device: str = "cuda", args: tuple = ()) -> 
 
 
 def _worker(local_rank: int, main: Callable, job: Job, device: str, args: tuple) -> None:
+    if sys.platform == "linux":
+        # Spawned processes would spawn their loader workers, too, each importing everything anew.
+        multiprocessing.set_start_method("fork", force=True)
     rank, on_gpu = job.first_rank + local_rank, device.startswith("cuda")
     store = next(dist.rendezvous(job.url, rank, job.world_size, timeout=TIMEOUT))[0]
     store.set_timeout(TIMEOUT)

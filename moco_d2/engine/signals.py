@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -55,7 +56,9 @@ def signals_kept_from_workers() -> Iterator[None]:
     Schedulers send it to all processes of a job, and without its loader workers a run could not
     finish its step.
     """
-    blocked = [signal.SIGTERM] if hasattr(signal, "sigwaitinfo") else []  # macOS has no such call
+    forked = multiprocessing.get_start_method() == "fork"  # others never get to obey
+    can_wait = hasattr(signal, "sigwaitinfo")  # macOS has no such call
+    blocked = [signal.SIGTERM] if forked and can_wait else []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
