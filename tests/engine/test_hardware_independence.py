@@ -64,6 +64,7 @@ def run(images, tmp_path_factory):
                 DATALOADER__NUM_WORKERS=workers,
                 SOLVER__MAX_ITER=ITERATIONS,
                 SOLVER__IMS_PER_BATCH=32,
+                SOLVER__BASE_LR=0.003,
                 SOLVER__ACCUMULATE=parts,
                 MODEL__BN_GROUP_SIZE=8,
                 MODEL__MOCO__MOMENTUM=0.9,
