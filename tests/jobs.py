@@ -30,7 +30,7 @@ _server.set_forkserver_preload(["moco_d2.engine.setup"])
 
 ARGUMENTS = Namespace(config_file="", eval_only=False, resume=False)
 # What no two runs have in common.
-TIMES = {"time", "data_time", "eta_seconds", "rank_data_time"}
+TIMES = {"time", "data_time", "eta_seconds", "[metric]images_per_second"}
 
 
 def job_config(images: Path, output: Path, **overrides):
@@ -123,10 +123,7 @@ def output(cfg, rank: int = 0) -> str:
 def metrics(cfg) -> list[dict]:
     """Lines of metrics.json, without times."""
     lines = Path(cfg.OUTPUT_DIR, "metrics.json").read_text().splitlines()
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in TIMES and "time" not in k}
-        for line in lines
-    ]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def saved(cfg, name: str = "model_final.pth") -> dict:

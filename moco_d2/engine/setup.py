@@ -124,6 +124,10 @@ def _set_up_process(cfg: CfgNode, args: argparse.Namespace) -> None:
 
     That of process 0 goes to OUTPUT_DIR/log.txt; the others' warnings and errors go to stderr.
     """
+    # detectron2 logs the stack trace of every error of a run.
+    logging.getLogger("detectron2.engine.train_loop").addFilter(
+        lambda record: not record.exc_info or explain(record.exc_info[1], cfg) is None
+    )
     if comm.is_main_process():
         default_setup(cfg, args)
         setup_logger(cfg.OUTPUT_DIR, name="moco_d2")

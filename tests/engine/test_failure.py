@@ -65,6 +65,7 @@ def test_a_loss_that_is_not_finite_stops_all_processes_before_the_step(images, t
     assert jobs.run_job(cfg, trainer=jobs.NotFiniteLoss, processes=2) == [2, 2]
     log = (tmp_path / "log.txt").read_text()
     assert "the loss became nan at iteration 4 on process 1 of 2" in log
+    assert "Traceback" not in log
     assert f"the last good checkpoint is {tmp_path}/model_0000003.pth" in log
     record = json.loads((tmp_path / "not_finite_0000004.json").read_text())
     assert record["iteration"] == 4

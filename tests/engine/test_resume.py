@@ -53,26 +53,32 @@ def assert_same_run(cfg, expected) -> None:
     assert jobs.metrics(cfg) == jobs.metrics(expected)
     ours, theirs = jobs.saved(cfg), jobs.saved(expected)
     for checkpoint in (ours, theirs):
-        for name in [n for n in checkpoint["metrics"]["scalars"] if "time" in n]:
-            del checkpoint["metrics"]["scalars"][name]
+        for name in jobs.TIMES:
+            checkpoint["metrics"]["scalars"].pop(name, None)
     assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "expected_checkpoint"),
+    ("trainer", "expected_checkpoint", "damaged"),
     [
-        (jobs.KilledInStep, "model_0000002.pth"),
-        (jobs.KilledInSave, "model_0000002.pth"),
-        (jobs.KilledAfterSave, "model_0000005.pth"),
+        (jobs.KilledInStep, "model_0000002.pth", False),
+        (jobs.KilledInSave, "model_0000002.pth", False),
+        (jobs.KilledAfterSave, "model_0000005.pth", False),
+        (jobs.KilledAfterSave, "model_0000005.pth", True),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(
-    images, tmp_path, uninterrupted, trainer, expected_checkpoint
+    images, tmp_path, uninterrupted, trainer, expected_checkpoint, damaged
 ):
     cfg = config(images, tmp_path)
     assert jobs.run_job(cfg, trainer=trainer) == [-signal.SIGKILL]
     assert jobs.last_checkpoint(cfg) == expected_checkpoint
+    if damaged:
+        content = bytearray((tmp_path / expected_checkpoint).read_bytes())
+        content[len(content) // 2] ^= 1
+        (tmp_path / expected_checkpoint).write_bytes(content)
     assert jobs.run_job(cfg, resume=True) == [0]
+    assert (f"{expected_checkpoint} is damaged" in jobs.output(cfg)) == damaged
     assert_same_run(cfg, uninterrupted)
     assert [p.name for p in tmp_path.iterdir() if ".tmp" in p.name] == []
 
@@ -85,6 +91,9 @@ def test_killed_and_resumed_on_two_processes_agrees(images, tmp_path, uninterrup
         assert ours["iteration"] == theirs["iteration"]
         if "total_loss" in theirs:
             assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=1e-4)
+    weights = jobs.saved(cfg)["model"]
+    for name, expected in jobs.saved(uninterrupted)["model"].items():
+        torch.testing.assert_close(weights[name], expected, rtol=1e-4, atol=1e-3, msg=name)
 
 
 def test_a_signal_ends_the_run_after_a_save_and_it_goes_on_exactly(images, tmp_path, uninterrupted):
