@@ -6,6 +6,7 @@ and pixels can each be compared with torchvision and Pillow, whose semantics the
 
 import itertools
 import math
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ Generator = np.random.Generator
 
 _VISIBLE_SIGMA = 0.25  # below, a blur changes no pixel by more than a level
 _SHRINKS = 1.25  # areas of image and result, from where on filters differ by a level
+_KEPT_BYTES = 4 << 20  # for the crop that is being resized
+_memory = threading.local()
 _FACTORS = ("brightness", "contrast", "saturation")
 _ORDERS = tuple(itertools.permutations(range(4)))
 
@@ -321,9 +324,19 @@ def _shrink(image: np.ndarray, shape: Shape) -> np.ndarray:
         padded = np.pad(image, ((0, 0), (0, 0), (0, -channels % 4)))
         fours = [_shrink(padded[..., i : i + 4], shape) for i in range(0, channels, 4)]
         return np.ascontiguousarray(np.dstack(fours)[..., :channels])
-    if not image.flags.writeable:
-        image = image.copy()  # or torch warns
+    image = _contiguous(image)
     # (H, W, C) -> (1, C, H, W) with the strides that torch knows as channels-last
     pixels = torch.from_numpy(image).unsqueeze(0).permute(0, 3, 1, 2)
     resized = interpolate(pixels, size=shape, mode="bilinear", antialias=True)
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+
+
+def _contiguous(image: np.ndarray) -> np.ndarray:
+    """Copy a crop to memory that the thread keeps for the next: fetching it takes as long."""
+    if image.size > _KEPT_BYTES:
+        return image.copy()
+    if not hasattr(_memory, "bytes"):
+        _memory.bytes = np.empty(_KEPT_BYTES, np.uint8)
+    copy = _memory.bytes[: image.size].reshape(image.shape)
+    np.copyto(copy, image)
+    return copy
