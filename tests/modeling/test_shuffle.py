@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import run_processes
@@ -56,3 +57,35 @@ def _exchange(world_size, n, folder):
 def test_processes_exchange_images_and_every_one_gets_all_keys(tmp_path):
     run_processes(_exchange, 3, 3, 5, str(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def _count_bytes(world_size, n, shape, folder):
+    from detectron2.utils import comm
+
+    real, sent = dist.all_to_all_single, []
+
+    def counted(output, input, output_split_sizes, input_split_sizes):
+        to_others = sum(input_split_sizes) - input_split_sizes[comm.get_rank()]
+        sent.append(to_others * input[0].numel() * input.element_size())
+        return real(output, input, output_split_sizes, input_split_sizes)
+
+    dist.all_to_all_single = counted
+    images = torch.zeros((n, *shape), dtype=torch.uint8)
+    for iteration in range(20):
+        shuffle_images(images, shuffle_permutation(world_size * n, 0, iteration))
+    np.save(f"{folder}/{comm.get_rank()}.npy", sent)
+
+
+def test_bytes_of_a_shuffle(tmp_path):
+    """Every image travels at most once, as one byte per value: on average (W - 1) / W of a
+    process's own, never more than all, where gathering floats sends 4 (W - 1) times all."""
+    world_size, n, shape = 3, 8, (3, 6, 6)
+    run_processes(_count_bytes, world_size, world_size, n, shape, str(tmp_path))
+    sent = np.stack([np.load(tmp_path / f"{rank}.npy") for rank in range(world_size)])
+    own, batch = n * np.prod(shape), world_size * n * np.prod(shape)
+    assert sent.shape == (world_size, 20) and (sent > 0).all()
+    assert (sent <= own).all()
+    assert (sent <= (world_size - 1) / world_size * batch).all()
+    assert abs(sent.mean() / ((world_size - 1) / world_size * own) - 1) < 0.1
+    gathered_floats = 4 * (world_size - 1) * own
+    assert (sent < gathered_floats / 8 + 1).all()
