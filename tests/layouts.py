@@ -447,6 +447,31 @@ def _mmpretrain_vit(q: Tensors, k: Tensors) -> dict:
     return {"state_dict": prefixed("backbone.", mm_vit(q)) | layers("head.layers.head.weight")}
 
 
+def _torchvision_vit(q: Tensors, k: Tensors) -> Tensors:
+    fixed = {
+        "cls_token": "class_token",
+        "pos_embed": "encoder.pos_embedding",
+        "patch_embed.proj.weight": "conv_proj.weight",
+        "patch_embed.proj.bias": "conv_proj.bias",
+        "norm.weight": "encoder.ln.weight",
+        "norm.bias": "encoder.ln.bias",
+    }
+    parts = {"norm1": "ln_1", "norm2": "ln_2", "attn.proj": "self_attention.out_proj"}
+    parts |= {"mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3"}
+    state = layers("heads.head.weight", "heads.head.bias")
+    for name, tensor in q.items():
+        if name in fixed:
+            state[fixed[name]] = tensor
+            continue
+        _, block, part = name.split(".", 2)
+        part, _, leaf = part.rpartition(".")
+        new = (
+            f"self_attention.in_proj_{leaf}" if part == "attn.qkv" else f"{parts.get(part)}.{leaf}"
+        )
+        state[f"encoder.layers.encoder_layer_{block}.{new}"] = tensor
+    return state
+
+
 HALF = ((0.5,) * 3, (0.5,) * 3)
 # Format -> content, number of the network that is exported, its channels and heads, mean and std,
 # and what has to be stated of it.
@@ -457,6 +482,7 @@ VIT_SAMPLES = {
     "mmselfsup_vit": (_mmselfsup_vit, 0, 384, 12, IMAGENET, {}),
     "mmpretrain_vit": (_mmpretrain_vit, 0, 768, 12, HALF, {"convention": STATED_HALF}),
     "solo_vit": (_solo_vit, 0, 384, 6, IMAGENET, {"num_heads": 6}),
+    "torchvision_vit": (_torchvision_vit, 0, 768, 12, IMAGENET, {}),
     "timm_vit": (lambda q, k: q, 0, 384, 6, HALF, {"convention": STATED_HALF}),
 }
 

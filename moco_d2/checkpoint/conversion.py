@@ -117,11 +117,12 @@ def convert(
     )
     names = {n: rename(n, naming.from_detectron2) for n in backbone.tensors}
     tensors = {names[n]: tensor for n, tensor in backbone.tensors.items()}
-    _check_fits(backbone, naming, tensors)
+    order = _check_fits(backbone, naming, tensors)
+    tensors = {n: tensors[n] for n in order if n in tensors}
     dropped = dict(backbone.dropped)
     if naming.keeps_extras:
-        tensors |= backbone.extras
-        names |= {n: n for n in backbone.extras}
+        names |= {n: rename(n, naming.from_detectron2) for n in backbone.extras}
+        tensors |= {names[n]: tensor for n, tensor in backbone.extras.items()}
     else:
         dropped |= {backbone.origin[n]: "not used by detectron2" for n in backbone.extras}
     provenance = _provenance(backbone)
@@ -165,8 +166,11 @@ def _check_output(source: str, output: str, suffixes: tuple[str, ...], force: bo
             raise WeightsError(f"{output} exists; name another file, or replace it with --force")
 
 
-def _check_fits(backbone: Backbone, naming: Naming, tensors: Mapping) -> None:
+def _check_fits(backbone: Backbone, naming: Naming, tensors: Mapping) -> list[str]:
     """
+    Returns:
+        the names of the other library's network, in its order.
+
     Raises:
         WeightsError: the other library's network does not have such a backbone.
     """
@@ -175,13 +179,14 @@ def _check_fits(backbone: Backbone, naming: Naming, tensors: Mapping) -> None:
             f"{backbone.file.name} has its strides in 1x1 convolutions, and {naming.title}'s "
             "ResNets have them in 3x3 ones: there it would give other features"
         )
-    network = naming.network(backbone.architecture, backbone.convention)
-    mismatch = compare_tensors(network.body.state_dict(), tensors)
+    needed = naming.network(backbone.architecture, backbone.convention).body.state_dict()
+    mismatch = compare_tensors(needed, tensors)
     if mismatch:
         raise WeightsError(
             f"{naming.title} has no network like {architecture_title(backbone.architecture)} of "
             f"{backbone.file.name} - {mismatch}"
         )
+    return list(needed)
 
 
 def _provenance(backbone: Backbone) -> dict[str, Any]:

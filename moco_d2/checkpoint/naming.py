@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from moco_d2.checkpoint.files import WeightsError
 from moco_d2.checkpoint.networks import Detectron2Features, TimmFeatures, TorchvisionFeatures
-from moco_d2.checkpoint.vit import Detectron2ViTFeatures, TimmViTFeatures
+from moco_d2.checkpoint.vit import Detectron2ViTFeatures, TimmViTFeatures, TorchvisionViTFeatures
 
 # (pattern, replacement) pairs, applied in order.
 Renames = tuple[tuple[str, str | Callable[[re.Match], str]], ...]
@@ -51,34 +50,55 @@ class Naming:
     keeps_extras: bool = False
 
 
-def _network(resnet: Network, vit: Network | None) -> Network:
+def _network(resnet: Network, vit: Network) -> Network:
     """What builds either, by the architecture."""
 
     def build(architecture: Mapping, convention: Mapping) -> nn.Module:
-        if "num_heads" not in architecture:
-            return resnet(architecture, convention)
-        if vit is None:
-            raise WeightsError("ViTs are not written in torchvision's names; use timm's: --to timm")
-        return vit(architecture, convention)
+        return (vit if "num_heads" in architecture else resnet)(architecture, convention)
 
     return build
 
 
-_TORCHVISION: dict[str, Any] = {
-    "to_detectron2": (
-        (r"^(?=(conv|bn)1\.)", "stem."),
-        (r"^layer(\d)\.", lambda m: f"res{int(m[1]) + 1}."),
-        (r"\.bn(\d)\.", r".conv\1.norm."),
-        (r"\.downsample\.0\.", ".shortcut."),
-        (r"\.downsample\.1\.", ".shortcut.norm."),
-    ),
-    "from_detectron2": (
-        (r"\.shortcut\.norm\.", ".downsample.1."),
-        (r"\.shortcut\.", ".downsample.0."),
-        (r"\.conv(\d)\.norm\.", r".bn\1."),
-        (r"^res(\d)\.", lambda m: f"layer{int(m[1]) - 1}."),
-        (r"^stem\.", ""),
-    ),
+_RESNET_TO_DETECTRON2: Renames = (
+    (r"^(?=(conv|bn)1\.)", "stem."),
+    (r"^layer(\d)\.", lambda m: f"res{int(m[1]) + 1}."),
+    (r"\.bn(\d)\.", r".conv\1.norm."),
+    (r"\.downsample\.0\.", ".shortcut."),
+    (r"\.downsample\.1\.", ".shortcut.norm."),
+)
+_RESNET_FROM_DETECTRON2: Renames = (
+    (r"\.shortcut\.norm\.", ".downsample.1."),
+    (r"\.shortcut\.", ".downsample.0."),
+    (r"\.conv(\d)\.norm\.", r".bn\1."),
+    (r"^res(\d)\.", lambda m: f"layer{int(m[1]) - 1}."),
+    (r"^stem\.", ""),
+)
+# Queries, keys and values are one matrix in the same order everywhere.
+_VIT_TO_DETECTRON2: Renames = (
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+)
+_VIT_FROM_DETECTRON2: Renames = (
+    (r"\.mlp\.fc1\.", ".mlp.0."),
+    (r"\.mlp\.fc2\.", ".mlp.3."),
+    (r"\.attn\.proj\.", ".self_attention.out_proj."),
+    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
+    (r"\.norm([12])\.(?=weight|bias)", r".ln_\1."),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    (r"^norm\.", "encoder.ln."),
+    (r"^pos_embed$", "encoder.pos_embedding"),
+    (r"^patch_embed\.proj\.", "conv_proj."),
+    (r"^cls_token$", "class_token"),
+)
+_FILES: dict[str, Any] = {
     "state_key": "state_dict",
     "suffixes": (".pth", ".pth.tar", ".safetensors"),
 }
@@ -96,15 +116,20 @@ NAMINGS: dict[str, Naming] = {
     ),
     "torchvision": Naming(
         title="torchvision",
-        network=_network(TorchvisionFeatures, None),
-        **_TORCHVISION,
+        to_detectron2=_RESNET_TO_DETECTRON2 + _VIT_TO_DETECTRON2,
+        from_detectron2=_RESNET_FROM_DETECTRON2 + _VIT_FROM_DETECTRON2,
+        network=_network(TorchvisionFeatures, TorchvisionViTFeatures),
+        keeps_extras=True,
+        **_FILES,
     ),
     # A ViT's tensors have the same names in timm and in detectron2.
     "timm": Naming(
         title="timm",
+        to_detectron2=_RESNET_TO_DETECTRON2,
+        from_detectron2=_RESNET_FROM_DETECTRON2,
         network=_network(TimmFeatures, TimmViTFeatures),
         keeps_extras=True,
-        **_TORCHVISION,
+        **_FILES,
     ),
 }
 

@@ -28,7 +28,7 @@ class Backbone:
         encoder: "query" or "key", or None where the file has one encoder and does not say which.
         tensors: by detectron2's names, in the network's order.
         origin: name in `tensors` or `extras` -> name in the file.
-        extras: tensors of the source's network, by its own names, that detectron2 does not use.
+        extras: tensors of the source's network that detectron2 does not use, by timm's names.
         dropped: name in the file -> why it is no part of the backbone.
         added: names in `tensors` that are not in the file, but follow from what is.
         expected: number of tensors that the network has.
@@ -104,14 +104,14 @@ def read_backbone(
     _check_complete(file, entry, parts, needed, architecture, added)
     network.body.load_state_dict(parts.backbone)
     order = [n for n in needed if n in parts.backbone]
-    names = {n: rename(n, entry.names.to_detectron2) for n in order}
+    names = {n: rename(n, entry.names.to_detectron2) for n in [*order, *parts.extras]}
     return Backbone(
         file=file,
         format=name,
         encoder=encoder if entry.encoders else None,
         tensors={names[n]: parts.backbone[n] for n in order},
-        origin={names.get(n, n): in_file for n, in_file in parts.origin.items()},
-        extras=parts.extras,
+        origin={names[n]: in_file for n, in_file in parts.origin.items()},
+        extras={names[n]: tensor for n, tensor in parts.extras.items()},
         dropped=parts.dropped,
         added=[names[n] for n in added],
         expected=sum(n in parts.backbone or not is_counter(n) for n in needed),

@@ -42,6 +42,11 @@ def twelve_heads(embed_dim: int) -> int:
     return 12
 
 
+def heads_of_torchvision(embed_dim: int) -> int | None:
+    """Of its ViT-B, L and H; it has no ViT-S."""
+    return {768: 12, 1024: 16, 1280: 16}.get(embed_dim)
+
+
 def vit_architecture(
     tensors: Mapping[str, Tensor], num_heads: int | None, rule: HeadsRule
 ) -> dict[str, Any]:
@@ -115,9 +120,11 @@ def has_fixed_positions(positions: Tensor) -> bool:
 
 
 class _ViTFeatures(nn.Module):
+    needs_timm = True
+
     def __init__(self, architecture: Mapping, convention: Mapping):
         super().__init__()
-        if import_timm() is None:
+        if self.needs_timm and import_timm() is None:
             raise WeightsError("vision transformers need the package timm: pip install timm")
         self.body = self._build(architecture)
         self.image_size = architecture["img_size"]
@@ -130,7 +137,7 @@ class _ViTFeatures(nn.Module):
             torch.tensor(self._convention[key], dtype=torch.float64).view(3, 1, 1)
             for key in ("pixel_mean", "pixel_std")
         )
-        return ((images - mean) / std).to(self.body.pos_embed.dtype)
+        return ((images - mean) / std).to(next(self.body.parameters()).dtype)
 
 
 class Detectron2ViTFeatures(_ViTFeatures):
@@ -196,3 +203,31 @@ class TimmViTFeatures(_ViTFeatures):
         tokens = self.body.blocks(tokens + self.body.pos_embed[:, -count:])
         side = round(count**0.5)
         return {"last_feat": tokens.transpose(1, 2).unflatten(2, (side, side))}
+
+
+class TorchvisionViTFeatures(_ViTFeatures):
+    """The patch tokens behind the blocks of torchvision's ViT."""
+
+    needs_timm = False
+
+    def _build(self, architecture: Mapping) -> nn.Module:
+        from torchvision.models.vision_transformer import VisionTransformer
+
+        body = VisionTransformer(
+            image_size=architecture["img_size"],
+            patch_size=architecture["patch_size"],
+            num_layers=architecture["depth"],
+            num_heads=architecture["num_heads"],
+            hidden_dim=architecture["embed_dim"],
+            mlp_dim=round(architecture["embed_dim"] * architecture["mlp_ratio"]),
+        )
+        body.class_token, body.encoder.ln, body.heads = None, nn.Identity(), nn.Identity()
+        return body
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Like :meth:`Detectron2ViTFeatures.forward`."""
+        features = self.body.conv_proj(self._normalised(images))  # (N, C, side, side)
+        tokens = features.flatten(2).transpose(1, 2)
+        positions = self.body.encoder.pos_embedding[:, -tokens.shape[1] :]
+        tokens = self.body.encoder.layers(tokens + positions)
+        return {"last_feat": tokens.transpose(1, 2).unflatten(2, features.shape[2:])}

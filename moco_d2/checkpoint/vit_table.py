@@ -2,7 +2,7 @@
 
 from moco_d2.checkpoint.convention import IMAGENET_RGB
 from moco_d2.checkpoint.formats import WeightFormat
-from moco_d2.checkpoint.vit import heads_if_all_agree, twelve_heads
+from moco_d2.checkpoint.vit import heads_if_all_agree, heads_of_torchvision, twelve_heads
 
 _BLOCK = r"blocks\.0\.attn\.qkv\.weight"
 _EXTRAS = r"cls_token|norm\..+"
@@ -98,6 +98,15 @@ VIT_FORMATS: dict[str, WeightFormat] = {
             r"(model_ema|state_dict_ema)\..+": "moving average of the weights",
         },
         extras=_EXTRAS,
+    ),
+    "torchvision_vit": WeightFormat(
+        title="a state dict of a torchvision ViT",
+        layout="torchvision.models.vision_transformer",
+        signature=(r"encoder\.layers\.encoder_layer_0\.self_attention\.in_proj_weight",),
+        dropped={r"heads\..+": "classifier"},
+        extras=r"class_token|encoder\.ln\..+",
+        heads=heads_of_torchvision,
+        convention=IMAGENET_RGB,
     ),
     "detectron2_vit": WeightFormat(
         title="a ViT backbone file of detectron2, or of timm without class token",

@@ -5,6 +5,8 @@ import pytest
 import timm
 import torch
 from layouts import STATED_HALF, VIT_SAMPLES, layers, save_vit, vit, vit_features, vits
+from torch import nn
+from torchvision.models import VisionTransformer
 
 from moco_d2.checkpoint import CheckError, WeightsError, convert, load_backbone, read_backbone
 from moco_d2.checkpoint.files import read_weight_file
@@ -47,20 +49,6 @@ def test_a_file_of_the_format_is_converted(name, tmp_path):
     np.testing.assert_allclose(features(load_backbone(out)), expected, rtol=0, atol=1e-4)
 
 
-def test_there_and_back_again(tmp_path):
-    source = str(save_vit("moco_v3_vit", tmp_path))
-    a, b, c = (str(tmp_path / name) for name in ("a.pkl", "b.safetensors", "c.pkl"))
-    convert(source, a)
-    convert(a, b, target="timm")
-    convert(b, c)
-    before, after = read_weight_file(a), read_weight_file(c)
-    assert list(before.state) == list(after.state)
-    assert all(torch.equal(t, after.state[n]) for n, t in before.state.items())
-    assert before.meta["input"] == after.meta["input"]
-    assert before.meta["source"]["architecture"] == after.meta["source"]["architecture"]
-    assert after.meta["source"]["format"] == "detectron2_vit"
-
-
 def test_timm_gets_class_token_and_norm_where_the_source_has_them(tmp_path):
     source, out = str(save_vit("moco_v3_vit", tmp_path)), str(tmp_path / "timm.safetensors")
     report = convert(source, out, target="timm")
@@ -75,18 +63,41 @@ def test_timm_gets_class_token_and_norm_where_the_source_has_them(tmp_path):
         torch.testing.assert_close(model(images), net(images))
 
 
-def test_ViT_S_of_moco_v3_goes_to_timm_and_back_at_its_full_size(tmp_path):
-    net = timm.create_model("vit_small_patch16_224", num_heads=12, num_classes=0)
+@pytest.mark.parametrize("target", ["timm", "torchvision"])
+@pytest.mark.parametrize("full", [True, False], ids=["ViT-S", "small"])
+def test_there_and_back_again(tmp_path, full, target):
+    if full:
+        options = {"img_size": 32, "num_heads": 12, "num_classes": 0}
+        net = timm.create_model("vit_small_patch16_224", **options)
+    else:
+        net = vits(384, 12)[0].float()
     state = {f"module.base_encoder.{n}": t for n, t in net.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 300}, tmp_path / "vit-s-300ep.pth.tar")
-    a, b, c = (str(tmp_path / name) for name in ("a.pkl", "b.pth", "c.pkl"))
+    names = ("a.pkl", "b.pth" if full else "b.safetensors", "c.pkl")
+    a, b, c = (str(tmp_path / name) for name in names)
     convert(str(tmp_path / "vit-s-300ep.pth.tar"), a)
-    convert(a, b, target="timm")
+    convert(a, b, target=target)
     convert(b, c)
     before, after = read_weight_file(a), read_weight_file(c)
-    assert len(before.state) == 3 + 12 * 12
+    assert len(before.state) == 3 + 12 * (12 if full else 2)
+    assert list(before.state) == list(after.state)
     assert all(torch.equal(t, after.state[n]) for n, t in before.state.items())
-    assert before.meta["source"]["architecture"]["img_size"] == 224
+    assert before.meta["input"] == after.meta["input"]
+    assert before.meta["source"]["architecture"] == after.meta["source"]["architecture"]
+    assert before.meta["source"]["architecture"]["img_size"] == (32 if full else 48)
+    assert after.meta["source"]["epoch"] == 300
+
+
+def test_torchvision_gets_a_whole_network_where_the_source_has_one(tmp_path):
+    """Class token and final norm included, it computes what the source's network does."""
+    source, out = str(save_vit("moco_v3_vit", tmp_path)), str(tmp_path / "tv.pth")
+    convert(source, out, target="torchvision")
+    model = VisionTransformer(48, 16, 2, 12, 384, 1536).eval()
+    model.heads = nn.Identity()
+    model.load_state_dict(torch.load(out, weights_only=True)["state_dict"])
+    images = torch.rand(1, 3, 48, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), vits(384, 12)[0].float()(images))
 
 
 def moco_v3_positions(side, channels):
@@ -172,6 +183,3 @@ def test_what_is_not_known_is_asked_for(tmp_path):
         read_backbone(source)
     with pytest.raises(CheckError, match="384 channels cannot be split over 7 heads"):
         read_backbone(source, num_heads=7)
-    source = str(save_vit("moco_v3_vit", tmp_path))
-    with pytest.raises(WeightsError, match="ViTs are not written in torchvision's names"):
-        convert(source, str(tmp_path / "out.pth"), target="torchvision")
