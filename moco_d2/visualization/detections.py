@@ -18,7 +18,7 @@ def draw_detections(
     path: str,
     *,
     images: int = 6,
-    threshold: float = 0.5,
+    threshold: float = 0.3,
     scale: float = 2.0,
 ) -> None:
     """Write a picture with a row per detector and a column per image; ground truth comes first.
@@ -37,12 +37,11 @@ def draw_detections(
     def visualizer(picture: np.ndarray) -> Visualizer:
         return Visualizer(picture[..., ::-1], metadata, scale, ColorMode.IMAGE)
 
-    rows = [
-        _row(
-            "ground truth",
-            [visualizer(p).draw_dataset_dict(s) for p, s in zip(pictures, samples, strict=True)],
-        )
+    truth = [
+        visualizer(picture).draw_dataset_dict({"annotations": _boxes_only(sample)})
+        for picture, sample in zip(pictures, samples, strict=True)
     ]
+    rows = [_row("ground truth", truth)]
     for title, cfg in detectors.items():
         predictor = DefaultPredictor(cfg)
         drawn = []
@@ -51,6 +50,12 @@ def draw_detections(
             drawn.append(visualizer(picture).draw_instance_predictions(_above(found, threshold)))
         rows.append(_row(f"{title} (score above {threshold:g})", drawn))
     cv2.imwrite(path, np.vstack(rows))
+
+
+def _boxes_only(sample: dict) -> list[dict]:
+    """Annotations without masks and keypoints, which a box detector cannot find."""
+    kept = ("bbox", "bbox_mode", "category_id")
+    return [{key: annotation[key] for key in kept} for annotation in sample["annotations"]]
 
 
 def _above(instances: Instances, threshold: float) -> Instances:
