@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import jobs
 import pytest
@@ -165,8 +166,9 @@ def two_hosts():
 def test_two_machines_train_as_one_process_and_end_when_the_link_is_cut(images, tmp_path, expected):
     with two_hosts() as (hosts, refusal):
         if not hosts:
-            print(f"no network namespaces on this machine: {refusal}")
-            assert re.search("permitted|denied|No such file|Cannot", refusal), refusal
+            known = "permitted|denied|No such file|Unknown device|not supported"
+            assert re.search(known, refusal), refusal
+            warnings.warn(f"two machines were not tried, for want of one: {refusal}", stacklevel=1)
             return
         cfg = jobs.job_config(images, tmp_path, SOLVER__MAX_ITER=100000)
         machines = [
