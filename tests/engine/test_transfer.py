@@ -162,7 +162,7 @@ def test_weights_bring_their_input_convention(pictures, tmp_path):
     assert len([n for n in notes if "MODEL.WEIGHTS" in n]) == 4
     again, notes = TransferTrainer.effective_config(cfg, 1)
     assert again == cfg and notes == []
-    assert "format BGR" in TransferTrainer.describe(cfg, 1, notes)
+    assert "BGR, mean" in TransferTrainer.describe(cfg, 1, notes)
     torch.save({"model": state}, tmp_path / "none.pth")
     cfg, notes = TransferTrainer.effective_config(
         tiny_config(tmp_path, str(tmp_path / "none.pth")), 1
@@ -192,7 +192,7 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
         ({"DATASETS__TEST": ("untyped",)}, "'untyped' has no evaluator_type"),
         ({"DATASETS__TEST": ("strange",)}, "has evaluator_type 'smell'"),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 9}, "needs 9 val"),
-        ({"MODEL__BACKBONE__FREEZE_AT": 2}, "does not learn with MODEL.BACKBONE.FREEZE_AT 2"),
+        ({"MODEL__BACKBONE__FREEZE_AT": 2}, "MODEL.BACKBONE.FREEZE_AT 2 without MODEL.WEIGHTS"),
         ({"MODEL__RESNETS__NORM": "FrozenBN"}, "MODEL.RESNETS.NORM FrozenBN"),
         ({"MODEL__WEIGHTS": "nothing.pkl"}, "there is no weight file nothing.pkl"),
     ],
