@@ -75,6 +75,24 @@ def test_what_cannot_run_or_learn_is_refused_with_what_to_do(world_size, overrid
         recipe.check_pretraining(tiny_pretrain_config(**overrides), 1000, world_size)
 
 
+@pytest.mark.parametrize(
+    ("keep", "archive", "message"),
+    [
+        (-1, 0, "CHECKPOINT_KEEP is -1"),
+        (3, 7, "ARCHIVE_PERIOD is 7; it must be a multiple of SOLVER.CHECKPOINT_PERIOD 5"),
+        (3, -5, "ARCHIVE_PERIOD is -5"),
+    ],
+)
+def test_numbers_of_checkpoints_that_mean_nothing_are_refused(keep, archive, message):
+    cfg = tiny_pretrain_config(
+        SOLVER__CHECKPOINT_PERIOD=5,
+        SOLVER__CHECKPOINT_KEEP=keep,
+        SOLVER__CHECKPOINT_ARCHIVE_PERIOD=archive,
+    )
+    with pytest.raises(ValueError, match=message):
+        recipe.check_checkpoints(cfg)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16])
 def test_groups_larger_and_smaller_than_a_share_are_accepted(world_size):
     assert recipe.check_pretraining(tiny_pretrain_config(), 1000, world_size) == []
