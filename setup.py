@@ -33,6 +33,7 @@ setup(
         "opencv-python>=4.6",
     ],
     extras_require={
+        "data": ["pyarrow", "tifffile"],
         "weights": ["timm", "safetensors"],
         "dev": ["pytest", "hypothesis", "scikit-image", "scipy", "matplotlib", "ruff", "black"],
     },
