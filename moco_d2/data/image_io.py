@@ -95,7 +95,17 @@ def decode_image(data: bytes, path: str, pixels: PixelFormat, factor: int = 1) -
         image = _decode_plain(data, pixels.channels, factor)
         if image is not None:
             return image
-    return _explained(path, lambda: to_pixel_format(_decode_any(data, path, pixels), path, pixels))
+    image = _explained(path, lambda: to_pixel_format(_decode_any(data, path, pixels), path, pixels))
+    return image if factor == 1 else _reduce(image, factor)
+
+
+def _reduce(image: np.ndarray, factor: int) -> np.ndarray:
+    """Average squares of pixels as a JPEG decoder does; the last ones may reach beyond the edge."""
+    height, width = (-(-side // factor) for side in image.shape[:2])
+    below, right = height * factor - image.shape[0], width * factor - image.shape[1]
+    padded = cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE)
+    reduced = cv2.resize(padded, (width, height), interpolation=cv2.INTER_AREA)
+    return reduced.reshape(height, width, image.shape[2])
 
 
 def decode_stored(data: bytes, path: str, pixels: PixelFormat) -> np.ndarray:

@@ -132,6 +132,26 @@ def test_a_reduced_image_shows_the_same_crop(factor):
     assert np.mean(differences) < 1 and max(differences) < 2
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_kind_of_jpeg_is_reduced_as_asked(mode, channels):
+    """Pillow's too, which decodes in full what OpenCV does not know."""
+    coarse = np.random.default_rng(0).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((301, 203), Image.Resampling.BICUBIC).convert(mode)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=95)
+    pixels = PixelFormat((0.0,) * channels)
+    whole = decode_image(file.getvalue(), "", pixels)
+    for factor in REDUCTIONS:
+        reduced = decode_image(file.getvalue(), "", pixels, factor)
+        assert reduced.shape == (-(-203 // factor), -(-301 // factor), channels)
+        inside = whole[: 203 // factor * factor, : 301 // factor * factor].astype(float)
+        blocks = inside.reshape(203 // factor, factor, 301 // factor, factor, channels)
+        squares = blocks.mean(axis=(1, 3))
+        compared = reduced[: squares.shape[0], : squares.shape[1]]
+        assert np.abs(compared - squares).mean() < 1
+
+
 @pytest.mark.parametrize("shape", [(1500, 2000), (3000, 700), (449, 1000)])
 @pytest.mark.parametrize("sideways", [False, True])
 def test_reduced_decoding_keeps_the_resolution_of_both_views(
