@@ -18,6 +18,7 @@ from moco_d2.data.build import UnreadableImages, build_pretrain_loader, pixel_op
 from moco_d2.data.datasets import ImageIndex, load_image_index
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
+from moco_d2.engine.compilation import compile_encoders_
 from moco_d2.engine.distributed import create_ddp_model
 from moco_d2.engine.history import ScalarHistory, forget_metrics
 from moco_d2.engine.hooks import (
@@ -246,7 +247,10 @@ class PretrainTrainer(BaseTrainer):
     @classmethod
     def build_model(cls, cfg):
         seed_all_rng(cfg.SEED)  # the same initial weights on every process
-        return super().build_model(cfg)
+        model = super().build_model(cfg)
+        if cfg.MODEL.COMPILE:
+            compile_encoders_(model)
+        return model
 
     @classmethod
     def build_optimizer(cls, cfg, model):
