@@ -34,8 +34,10 @@ TIMES = {"time", "data_time", "eta_seconds", "[metric]images_per_second"}
 
 
 def job_config(images: Path, output: Path, **overrides):
-    """A tiny pretraining job whose learning rate does not depend on how long it runs."""
+    """A tiny pretraining job whose learning rate does not depend on how long it runs, and is low
+    enough for rounding not to grow."""
     options = {
+        "SOLVER__BASE_LR": 0.003,
         "DATASETS__TRAIN": (str(images),),
         "SOLVER__LR_SCHEDULER_NAME": "WarmupMultiStepLR",
         "SOLVER__STEPS": (),

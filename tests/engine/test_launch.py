@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import jobs
 import pytest
@@ -51,6 +52,15 @@ def command(cfg, launcher=(sys.executable,), options=(), inside=()) -> subproces
     )
 
 
+def end(process: subprocess.Popen) -> None:
+    """Kill a command that still runs, which is when a test has failed, and what it has started."""
+    if process.poll() is None:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        for pid in children.split():
+            os.kill(int(pid), signal.SIGKILL)
+        process.kill()
+
+
 def read_until(process: subprocess.Popen, text: str) -> str:
     """What a process says up to a line with `text`, which must come."""
     said = ""
@@ -69,7 +79,7 @@ def test_sigterm_ends_two_processes_after_one_save_and_one_goes_on(images, tmp_p
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=60)[0]
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 128 + signal.SIGTERM, said
     last = jobs.last_checkpoint(cfg)
     done = jobs.saved(cfg, last)["iteration"]
@@ -91,7 +101,7 @@ def test_torchrun_starts_the_processes_of_a_machine(images, tmp_path, expected):
     try:
         said = process.communicate(timeout=120)[0]
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 0, said
     assert losses(cfg).keys() == expected.keys()
     assert_agree(cfg, expected)
@@ -188,7 +198,7 @@ def test_two_machines_train_as_one_process_and_end_when_the_link_is_cut(images, 
             assert time.monotonic() - cut < 60
         finally:
             for machine in machines:
-                machine.kill()
+                end(machine)
     assert all(machine.returncode for machine in machines), said
     assert "process 1 of 2" in said[0] and "network between is gone" in said[0]
     assert "process 0 of 2" in said[1] and "network between is gone" in said[1]
