@@ -15,6 +15,7 @@ class Stream(IntEnum):
     SUBSTITUTE = 3  # which image replaces an unreadable one
     SHUFFLE = 4  # which BN group a key is encoded in
     KNN_BANK = 5  # which images of a large bank vote
+    PRECISE_BN = 6  # augmentations of the images that BN statistics are measured on
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:

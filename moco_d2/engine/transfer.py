@@ -2,10 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import (
+    DatasetCatalog,
+    DatasetMapper,
+    MetadataCatalog,
+    get_detection_dataset_dicts,
+)
 from detectron2.engine import hooks
 from detectron2.evaluation import (
     COCOEvaluator,
@@ -27,6 +32,7 @@ from moco_d2.checkpoint.loading import read_detector_weights
 from moco_d2.engine import recipe
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
+from moco_d2.engine.precise_bn import PreciseBatches
 from moco_d2.engine.trainer import BaseTrainer
 from moco_d2.errors import UserError
 
@@ -127,12 +133,23 @@ class TransferTrainer(BaseTrainer):
         )
         return [precise, agree]
 
-    def _precise_bn_batches(self):
-        """Batches of a loader of its own, which is built when the first one is needed."""
-        cfg = self.cfg.clone()
-        cfg.defrost()
-        cfg.DATALOADER.NUM_WORKERS = 0  # these batches are needed rarely
-        yield from self.build_train_loader(cfg)
+    def _precise_bn_batches(self) -> Iterator[list[dict]]:
+        """Batches for Precise BN; the data set is read when the first one is needed."""
+        cfg = self.cfg
+        samples = get_detection_dataset_dicts(
+            cfg.DATASETS.TRAIN,
+            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
+            min_keypoints=(
+                cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
+            ),
+        )
+        yield from PreciseBatches(
+            samples,
+            DatasetMapper(cfg, is_train=True),
+            batch_size=cfg.SOLVER.IMS_PER_BATCH,
+            num_iter=cfg.TEST.PRECISE_BN.NUM_ITER,
+            seed=max(cfg.SEED, 0),
+        )
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Resume from the last checkpoint of OUTPUT_DIR, or load MODEL.WEIGHTS entirely.
