@@ -61,6 +61,9 @@ def add_moco_config(cfg: CN) -> None:
     # Images with more pixels are left out undecoded: kilobytes of a file can hold gigabytes.
     cfg.INPUT.MAX_PIXELS = 200_000_000
 
+    # Largest share of the images that may be unreadable; they are left out and named. Pretraining
+    # only.
+    cfg.DATALOADER.MAX_UNREADABLE = 0.01
     # Keep decoded images, shrunk to what views can show, for the epochs to come: "none", "ram"
     # (shared memory) or "disk" ($MOCO_D2_CACHE, by default ~/.cache/moco_d2). Shared by the
     # processes of a machine. Pretraining only.

@@ -11,11 +11,17 @@ logger = logging.getLogger(__name__)
 class UnreadableImages:
     """Counts the distinct unreadable images, names each in the log once, and sets the limit."""
 
-    def __init__(self, num_images: int):
+    def __init__(self, num_images: int, limit: float = 0.01):
         """
         Args:
             num_images: N, images in the data set.
+            limit: largest share of them that may be unreadable.
         """
+        if not 0 <= limit <= 1:
+            raise UserError(
+                f"DATALOADER.MAX_UNREADABLE is {limit:g}: it must be a share of the images, 0 to 1."
+            )
+        self._limit = limit
         self._num_images = num_images
         self._reasons: dict[str, str] = {}
 
@@ -33,9 +39,10 @@ class UnreadableImages:
                 )
 
     def check(self, images_seen: int) -> None:
-        """Stop when more than 1 % of what was seen is unreadable.
+        """Stop when more of what was seen is unreadable than the limit.
 
-        One file never stops a run, nor do fewer than 100 before they are 1 % of the data set.
+        One file never stops a run, nor do fewer than 100 before they are that share of the data
+        set.
 
         Args:
             images_seen: images asked for since the start, repetitions included.
@@ -44,11 +51,11 @@ class UnreadableImages:
             UserError: too many are unreadable. It names five of them.
         """
         seen = min(images_seen, self._num_images)
-        if len(self) <= max(1, 0.01 * seen):
+        if len(self) <= max(1, self._limit * seen):
             return
-        if len(self) >= 100 or len(self) > max(1, 0.01 * self._num_images):
+        if len(self) >= 100 or len(self) > max(1, self._limit * self._num_images):
             shown = "; ".join(f"{p} ({r})" for p, r in list(self._reasons.items())[:5])
             raise UserError(
-                f"{len(self)} of {seen} images cannot be read, more than 1 %: repair or remove "
-                f"them. Among them {shown}."
+                f"{len(self)} of {seen} images cannot be read, more than {self._limit * 100:g} %: "
+                f"repair or remove them, or raise DATALOADER.MAX_UNREADABLE. Among them {shown}."
             )

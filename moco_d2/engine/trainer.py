@@ -216,7 +216,7 @@ class PretrainTrainer(BaseTrainer):
 
     def __init__(self, cfg: CfgNode):
         self.num_images = len(training_images(tuple(cfg.DATASETS.TRAIN)))
-        self._unreadable = UnreadableImages(self.num_images)
+        self._unreadable = UnreadableImages(self.num_images, cfg.DATALOADER.MAX_UNREADABLE)
         super().__init__(cfg)
 
     @classmethod

@@ -1,5 +1,7 @@
 """A folder of files as people really have them: the run finishes and names what it left out."""
 
+import json
+import logging
 import os
 import zlib
 
@@ -7,9 +9,12 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from support import tiny_pretrain_config
 
 from moco_d2.data.build import build_pretrain_loader
 from moco_d2.data.datasets import load_image_index
+from moco_d2.engine.trainer import PretrainTrainer
+from moco_d2.errors import UserError
 
 MEAN = (123.675, 116.28, 103.53)
 UNREADABLE = {
@@ -94,6 +99,32 @@ def test_what_can_be_read_is_and_the_rest_is_named(odd_files, num_workers):
         assert reason in unreadable[name]
     assert len(first["index"]) == len(second["index"]) == len(index) == 18
     assert peak_memory_mb() - before < 300
+
+
+def test_a_run_on_them_finishes_and_names_what_it_left_out(odd_files, tmp_path, caplog):
+    cfg = tiny_pretrain_config(
+        tmp_path,
+        DATASETS__TRAIN=(odd_files,),
+        DATALOADER__MAX_UNREADABLE=0.5,
+        DATALOADER__NUM_WORKERS=1,
+        INPUT__MAX_PIXELS=1_000_000,
+    )
+    with caplog.at_level(logging.WARNING):
+        PretrainTrainer(cfg).train()
+    lines = (tmp_path / "metrics.json").read_text().splitlines()
+    assert json.loads(lines[-1])["iteration"] == 3
+    for name in UNREADABLE:
+        assert f"{name} (" in caplog.text
+    assert "So far 5 of 18" in caplog.text
+
+
+def test_too_many_stop_a_run_and_say_what_to_raise(odd_files, tmp_path):
+    cfg = tiny_pretrain_config(tmp_path, DATASETS__TRAIN=(odd_files,), SOLVER__MAX_ITER=8)
+    with pytest.raises(UserError, match="or raise DATALOADER.MAX_UNREADABLE"):
+        PretrainTrainer(cfg).train()
+    cfg.DATALOADER.MAX_UNREADABLE = 3.0
+    with pytest.raises(UserError, match="DATALOADER.MAX_UNREADABLE is 3: it must be a share"):
+        PretrainTrainer(cfg)
 
 
 def test_files_without_permission_are_named(tmp_path):

@@ -23,6 +23,7 @@ def local_batches(num_images, batch, ranks, seed=3, **options) -> list[list[list
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), SEEDS, st.integers(0, 2**40))
 def test_each_epoch_is_a_permutation(num_samples, seed, epoch):
     stream = SampleStream(num_samples, seed)
@@ -31,6 +32,7 @@ def test_each_epoch_is_a_permutation(num_samples, seed, epoch):
     np.testing.assert_array_equal(np.sort(samples), np.arange(num_samples))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), SEEDS, st.integers(0, 500), st.integers(0, 200))
 def test_a_piece_of_the_stream_is_cut_from_the_whole(num_samples, seed, first, count):
     epochs = range((first + count) // num_samples + 1)
@@ -44,6 +46,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert len(set(orders)) == 9
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32), st.integers(1, 5))
 def test_blocks_of_ranks_make_up_the_global_batch(num_images, quarter, start, iterations):
     batch = 4 * quarter
@@ -57,6 +60,7 @@ def test_blocks_of_ranks_make_up_the_global_batch(num_images, quarter, start, it
             assert joined == whole[iteration]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 20))
 def test_starting_later_gives_the_rest_of_the_same_stream(num_images, batch, start):
     (whole,) = local_batches(num_images, batch, 1, num_iters=start + 3)
@@ -71,7 +75,7 @@ def test_a_batch_that_processes_cannot_share_is_refused():
         PositionBatchSampler(100, batch_size=10, seed=0, world_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Stream), SEEDS, WORDS, WORDS), min_size=2, max_size=2))
 def test_streams_repeat_and_never_coincide(keys):
     first, second = ([generator(*key).bytes(64) for _ in range(2)] for key in keys)
