@@ -78,7 +78,8 @@ Ubuntu: apt-get install python3.10-venv) or uv."
 # setuptools rather than the newest one from the index.
 install() {
     if have_uv; then
-        uv pip install --python "$python" --no-deps --no-build-isolation "$@"
+        # Compiled now, as pip does, and not again by every process of a read-only or strict machine.
+        uv pip install --python "$python" --no-deps --no-build-isolation --compile-bytecode "$@"
     else
         "$python" -m pip install --disable-pip-version-check --no-input --no-deps \
             --no-build-isolation "$@"
