@@ -248,7 +248,8 @@ def _print_table(results: dict, root: Path, pictures: dict[str, Path]) -> None:
         f"\nFaster R-CNN fine-tuned on few scenes, mean ± std of {results['trials']} run(s); "
         "kNN: accuracy of the features before fine-tuning\n"
     )
-    print(tabulate(rows, ("initialisation", "AP", "AP50", "kNN %"), tablefmt="github"))
+    titles = ("initialisation", "AP", "AP50", "kNN %")
+    print(tabulate(rows, titles, tablefmt="github", disable_numparse=True))
     print(f"\n{results['seconds']['all']:.0f} s on {results['machine']}")
     print(f"table: {_relative(root / 'results.json')}")
     for title, path in pictures.items():
