@@ -42,7 +42,7 @@ class Encoder(nn.Module):
         if self.training:
             order = self.groups.memory_order(len(images), images.device)
         if order is not None:
-            images = images[order]
+            images = images.index_select(0, order)
         if self.groups.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         pooled = self.backbone(images)[self.feature].mean(dim=(2, 3))  # (N, C, H, W) -> (N, C)

@@ -32,15 +32,21 @@ def shuffle_images(images: Tensor, permutation: np.ndarray) -> Tensor:
     """
     rank, world_size, n = comm.get_rank(), comm.get_world_size(), len(images)
     if world_size == 1:
-        return images[torch.from_numpy(permutation).to(images.device)]
+        return take_images(images, permutation)
     owner, local = np.divmod(permutation.reshape(world_size, n), n)  # both (encoding rank, slot)
     sent = [local[encoder][owner[encoder] == rank] for encoder in range(world_size)]
     slots = [np.flatnonzero(owner[rank] == sender) for sender in range(world_size)]
-    outgoing = images[torch.from_numpy(np.concatenate(sent)).to(images.device)]
+    outgoing = take_images(images, np.concatenate(sent))
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, [len(s) for s in slots], [len(s) for s in sent])
     arrival = np.argsort(np.concatenate(slots))  # slot -> place in `incoming`
-    return incoming[torch.from_numpy(arrival).to(images.device)]
+    return take_images(incoming, arrival)
+
+
+def take_images(images: Tensor, numbers: np.ndarray) -> Tensor:
+    """(n, ...) images, int64 (m,) -> (m, ...). Unlike indexing, this copies whole images: eight
+    times as fast on a CPU."""
+    return images.index_select(0, torch.from_numpy(numbers).to(images.device))
 
 
 def gather_keys(keys: Tensor, permutation: np.ndarray | None) -> Tensor:
