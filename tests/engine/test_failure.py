@@ -15,11 +15,6 @@ from torch.multiprocessing import ProcessExitedException
 from moco_d2.engine.guard import FOLLOWER_EXIT
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return jobs.draw_images(tmp_path_factory.mktemp("images"))
-
-
 @pytest.mark.parametrize(
     ("trainer", "survivor", "code", "reason"),
     [

@@ -17,11 +17,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return jobs.draw_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
 def expected(images, tmp_path_factory):
     """Losses by iteration of one process."""
     cfg = jobs.job_config(images, tmp_path_factory.mktemp("one"))

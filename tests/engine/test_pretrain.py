@@ -3,7 +3,6 @@
 import json
 import math
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -11,17 +10,6 @@ from support import tiny_pretrain_config
 
 from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.trainer import PretrainTrainer
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """A folder of 30 smooth random pictures."""
-    folder = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for i in range(30):
-        coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-        cv2.imwrite(str(folder / f"{i:02d}.png"), cv2.resize(coarse, (64, 48)))
-    return folder
 
 
 def train(cfg, resume=False):

@@ -8,11 +8,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return jobs.draw_images(tmp_path_factory.mktemp("images"))
-
-
 def config(images, folder, **overrides):
     """Checkpoints, evaluations and metrics fall on different iterations, and on the same."""
     return jobs.job_config(
