@@ -33,4 +33,4 @@ lint: setup  ## Check the style with ruff and black
 
 lock:  ## Renew requirements.lock from requirements.in (needs uv and an index)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --generate-hashes \
-		--python-version 3.10 --python-platform linux requirements.in -o requirements.lock
+		--python-version 3.10 --python-platform linux --override overrides.txt requirements.in -o requirements.lock

@@ -35,6 +35,16 @@ setup(
     extras_require={
         "data": ["pyarrow", "tifffile"],
         "weights": ["timm", "safetensors"],
-        "dev": ["pytest", "hypothesis", "scikit-image", "scipy", "matplotlib", "ruff", "black"],
+        "benchmark": ["lvis", "cityscapesScripts"],
+        "dev": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "scikit-image",
+            "scipy",
+            "matplotlib",
+            "ruff",
+            "black",
+        ],
     },
 )
