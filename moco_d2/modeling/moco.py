@@ -8,17 +8,18 @@ import torch.nn.functional as F
 from detectron2.config import configurable
 from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.utils import comm
-from torch import Tensor, nn
+from torch import Tensor
 
 from moco_d2.engine.scalars import log_scalar
 from moco_d2.modeling.dictionary import KeyQueue
 from moco_d2.modeling.encoder import Encoder, build_encoder
+from moco_d2.modeling.inputs import ImageModel, collate, full_precision
 from moco_d2.modeling.loss import info_nce
 from moco_d2.modeling.shuffle import gather_keys, shuffle_images, shuffle_permutation
 
 
 @META_ARCH_REGISTRY.register()
-class MoCo(nn.Module):
+class MoCo(ImageModel):
     """Queries against keys of a slowly moving encoder and a queue of earlier keys.
 
     A training step is: `forward` and `backward` -> optimizer step -> :meth:`finish_step`.
@@ -45,15 +46,13 @@ class MoCo(nn.Module):
             seed: of the shuffle permutations.
             pixel_mean, pixel_std: per channel, on the 0-255 scale.
         """
-        super().__init__()
+        super().__init__(pixel_mean, pixel_std)
         self.encoder_q = encoder
         self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
         self.dictionary = dictionary
         self.temperature = temperature
         self.shuffle = shuffle
         self.seed = seed
-        self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(-1, 1, 1), False)
-        self.register_buffer("pixel_std", torch.tensor(pixel_std).view(-1, 1, 1), False)
         self._step_keys: Tensor | None = None
         self._steps_seen = 0
 
@@ -70,10 +69,6 @@ class MoCo(nn.Module):
             "pixel_std": cfg.MODEL.PIXEL_STD,
         }
 
-    @property
-    def device(self) -> torch.device:
-        return self.pixel_mean.device
-
     def forward(self, batch: dict | list[dict]) -> dict[str, Tensor] | Tensor:
         """Loss of a step in training; L2-normalised backbone features in evaluation.
 
@@ -88,15 +83,14 @@ class MoCo(nn.Module):
         Returns:
             `{"loss_contrastive": scalar}`, or float (N, features).
         """
-        if isinstance(batch, list):
-            batch = _collate(batch)
+        batch = collate(batch)
         if not self.training:
             features = self.encoder_q.features(self.normalise(batch["image"]))
             return F.normalize(features.float(), dim=1)
 
         if "keys" not in batch:
             (batch,) = self.split_step(batch, 1)
-        q = F.normalize(_full_precision(self.encoder_q(self.normalise(batch["view"]))), dim=1)
+        q = F.normalize(full_precision(self.encoder_q(self.normalise(batch["view"]))), dim=1)
         loss, rank = info_nce(q, batch["keys"], self.dictionary.keys, self.temperature)
         log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
         log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)
@@ -124,8 +118,7 @@ class MoCo(nn.Module):
                 "the key encoder never move. Train with PretrainTrainer of moco_d2.engine.trainer, "
                 "or register KeyEncoderUpdate of moco_d2.engine.hooks with your trainer"
             )
-        if isinstance(batch, list):
-            batch = _collate(batch)
+        batch = collate(batch)
         self._steps_seen += 1
         view_q, view_k = (view.to(self.device, non_blocking=True) for view in batch["views"])
         iteration = self._steps_seen
@@ -157,7 +150,7 @@ class MoCo(nn.Module):
             permutation = shuffle_permutation(batch_size, self.seed, iteration)
             images = shuffle_images(images, permutation)
         k = torch.cat([self.encoder_k(self.normalise(part)) for part in images.chunk(parts)])
-        return gather_keys(F.normalize(_full_precision(k), dim=1), permutation)
+        return gather_keys(F.normalize(full_precision(k), dim=1), permutation)
 
     @torch.no_grad()
     def finish_step(self, momentum: float) -> None:
@@ -179,28 +172,3 @@ class MoCo(nn.Module):
         torch._foreach_lerp_(
             list(self.encoder_k.parameters()), list(self.encoder_q.parameters()), 1 - momentum
         )
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """uint8 (N, C, H, W) -> float, (x - mean) / std per channel, on this model's device."""
-        if images.dtype != torch.uint8 or images.ndim != 4:
-            raise ValueError(
-                f"MoCo takes images as uint8 (N, C, H, W); got {images.dtype} {tuple(images.shape)}"
-            )
-        return (images.to(self.device, non_blocking=True) - self.pixel_mean) / self.pixel_std
-
-
-def _full_precision(x: Tensor) -> Tensor:
-    """Half precision -> float32; float32 and float64 as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _collate(samples: list[dict]) -> dict:
-    """detectron2's list of dicts -> one dict of tensors."""
-    if "views" in samples[0]:
-        batch = {
-            "views": [torch.stack(v) for v in zip(*(s["views"] for s in samples), strict=True)]
-        }
-        if "position" in samples[0]:
-            batch["position"] = torch.as_tensor([int(s["position"]) for s in samples])
-        return batch
-    return {"image": torch.stack([s["image"] for s in samples])}
