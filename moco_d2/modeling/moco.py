@@ -1,6 +1,5 @@
 """Momentum Contrast, v1 and v2 (arXiv 1911.05722, 2003.04297): Algorithm 1 of the paper."""
 
-import copy
 import math
 
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor
 from moco_d2.engine.scalars import log_scalar
 from moco_d2.modeling.dictionary import KeyQueue
 from moco_d2.modeling.encoder import Encoder, build_encoder
-from moco_d2.modeling.inputs import ImageModel, collate, full_precision
+from moco_d2.modeling.inputs import collate, full_precision
 from moco_d2.modeling.loss import info_nce
+from moco_d2.modeling.momentum import MomentumModel
 from moco_d2.modeling.shuffle import gather_keys, shuffle_images, shuffle_permutation
 
 
 @META_ARCH_REGISTRY.register()
-class MoCo(ImageModel):
+class MoCo(MomentumModel):
     """Queries against keys of a slowly moving encoder and a queue of earlier keys.
 
     A training step is: `forward` and `backward` -> optimizer step -> :meth:`finish_step`.
@@ -46,9 +46,7 @@ class MoCo(ImageModel):
             seed: of the shuffle permutations.
             pixel_mean, pixel_std: per channel, on the 0-255 scale.
         """
-        super().__init__(pixel_mean, pixel_std)
-        self.encoder_q = encoder
-        self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
+        super().__init__(encoder, pixel_mean, pixel_std)
         self.dictionary = dictionary
         self.temperature = temperature
         self.shuffle = shuffle
@@ -85,8 +83,7 @@ class MoCo(ImageModel):
         """
         batch = collate(batch)
         if not self.training:
-            features = self.encoder_q.features(self.normalise(batch["image"]))
-            return F.normalize(features.float(), dim=1)
+            return self.features(batch["image"])
 
         if "keys" not in batch:
             (batch,) = self.split_step(batch, 1)
@@ -112,21 +109,17 @@ class MoCo(ImageModel):
             `parts` batches `{"view": uint8 (N / parts, C, H, W), "keys": (N / parts, C)}` to call
             the model with.
         """
-        if self._step_keys is not None:
-            raise RuntimeError(
-                "two training steps without MoCo.finish_step between them: keys would be lost and "
-                "the key encoder never move. Train with PretrainTrainer of moco_d2.engine.trainer, "
-                "or register KeyEncoderUpdate of moco_d2.engine.hooks with your trainer"
-            )
         batch = collate(batch)
         self._steps_seen += 1
         view_q, view_k = (view.to(self.device, non_blocking=True) for view in batch["views"])
         iteration = self._steps_seen
         if "position" in batch:
             iteration = int(batch["position"][0]) // (comm.get_world_size() * len(view_q))
-        self._step_keys = self.encode_keys(view_k, iteration, parts)  # (B, C), of all processes
+        keys = self.encode_keys(view_k, iteration, parts)  # (B, C), of all processes
+        self.begin_step()
+        self._step_keys = keys
         first = comm.get_rank() * len(view_q)
-        own = self._step_keys[first : first + len(view_q)]
+        own = keys[first : first + len(view_q)]
         return [
             {"view": view, "keys": keys}
             for view, keys in zip(view_q.chunk(parts), own.chunk(parts), strict=True)
@@ -154,21 +147,11 @@ class MoCo(ImageModel):
 
     @torch.no_grad()
     def finish_step(self, momentum: float) -> None:
-        """What follows the optimizer's step: enqueue the step's keys, then move the key encoder.
+        """What follows the optimizer's step: move the key encoder, enqueue the step's keys.
 
         Args:
             momentum: m of :meth:`update_key_encoder`.
         """
-        if self._step_keys is None:
-            raise RuntimeError("MoCo.finish_step was called without a training forward before it")
+        super().finish_step(momentum)
         self.dictionary.enqueue_(self._step_keys)
         self._step_keys = None
-        self.update_key_encoder(momentum)
-
-    @torch.no_grad()
-    def update_key_encoder(self, momentum: float) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q (Eq. 2). Parameters only: each encoder's running
-        statistics are its own."""
-        torch._foreach_lerp_(
-            list(self.encoder_k.parameters()), list(self.encoder_q.parameters()), 1 - momentum
-        )
