@@ -3,6 +3,7 @@
 Examples:
     python -m moco_d2.data.synthetic datasets/moco_demo --layout coco
     python -m moco_d2.data.synthetic datasets/moco_demo --layout voc --scenes-train 1000
+    python -m moco_d2.data.synthetic datasets/moco_demo --layout cityscapes --objects-train 0
     python -m moco_d2.data.synthetic output/small --objects-train 2000 --figures-train 0
 """
 

@@ -8,14 +8,27 @@ from typing import Any
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.data.datasets import load_coco_json, load_voc_instances
+from detectron2.data.datasets.cityscapes import (
+    load_cityscapes_instances,
+    load_cityscapes_semantic,
+)
+from detectron2.data.datasets.lvis import load_lvis_json
 
 from moco_d2.data.synthetic.figures import (
     KEYPOINT_CONNECTION_RULES,
     KEYPOINT_FLIP_MAP,
     KEYPOINT_NAMES,
 )
-from moco_d2.data.synthetic.layouts import LAYOUTS, ClassFolders, Coco, Layout, Voc
-from moco_d2.data.synthetic.pictures import IGNORE_LABEL, OBJECT_SIDE
+from moco_d2.data.synthetic.layouts import (
+    LAYOUTS,
+    Cityscapes,
+    ClassFolders,
+    Coco,
+    Layout,
+    Lvis,
+    Voc,
+)
+from moco_d2.data.synthetic.pictures import IGNORE_LABEL, OBJECT_SIDE, SCENE_SIDE
 from moco_d2.data.synthetic.sets import SETS, DemoSet
 from moco_d2.data.synthetic.writer import read_manifest
 
@@ -42,26 +55,29 @@ class DemoMetadata(Metadata):
 def register_demo_datasets() -> None:
     """Register every set in every layout. Reads nothing; sets registered already are kept.
 
-    The names are ``moco_demo_objects_{train,val}``, ``moco_demo_{scenes,novel,figures}_{train,
-    test}`` in COCO layout and ``moco_demo_{scenes,novel}_voc_{train,test}``. Loading a set that is
-    not rendered raises FileNotFoundError with the command that renders it.
+    The names are "moco_demo_" and
+
+    - ``objects_{train,val}``, in class folders;
+    - ``{scenes,novel,figures}_{train,test}``, in COCO's layout;
+    - ``{scenes,novel}_{lvis,voc,voc_sem_seg,cityscapes_instance,cityscapes_sem_seg}_{train,test}``.
+
+    Loading a set that is not rendered raises FileNotFoundError with the command that renders it.
     """
     for layout_name, families in LAYOUTS.items():
         for demo_set in SETS.values():
             layout = families.get(demo_set.family)
             if layout is None:
                 continue
-            name = f"moco_demo_{demo_set.family}{layout.suffix}_{demo_set.split}"
-            if name in DatasetCatalog:
-                continue
-            DatasetCatalog.register(name, partial(_load, name, demo_set, layout_name))
-            _, describe = _READERS[type(layout)]
-            locations = layout.locations(demo_set)
-            description = describe(demo_set)
-            MetadataCatalog[name] = DemoMetadata(name=name, locations=locations, **description)
+            for task, (_, describe) in _READERS[type(layout)].items():
+                name = f"moco_demo_{demo_set.family}{layout.suffix}{task}_{demo_set.split}"
+                if name in DatasetCatalog:
+                    continue
+                DatasetCatalog.register(name, partial(_load, name, demo_set, layout_name, task))
+                locations, description = layout.locations(demo_set), describe(demo_set)
+                MetadataCatalog[name] = DemoMetadata(name=name, locations=locations, **description)
 
 
-def _load(name: str, demo_set: DemoSet, layout_name: str) -> list[dict[str, Any]]:
+def _load(name: str, demo_set: DemoSet, layout_name: str, task: str) -> list[dict[str, Any]]:
     root = demo_root()
     manifest = read_manifest(root, demo_set, layout_name)
     if manifest is None or not manifest["finished"]:
@@ -70,7 +86,7 @@ def _load(name: str, demo_set: DemoSet, layout_name: str) -> list[dict[str, Any]
             f"python -m moco_d2.data.synthetic {root} --layout {layout_name}"
         )
     layout = LAYOUTS[layout_name][demo_set.family]
-    load, _ = _READERS[type(layout)]
+    load, _ = _READERS[type(layout)][task]
     return load(name, demo_set, layout, manifest["size"])
 
 
@@ -134,11 +150,82 @@ def _describe_voc(demo_set: DemoSet) -> dict[str, Any]:
     }
 
 
-# How a layout is read into detectron2's dicts, and what its metadata says.
+def _load_voc_semantic(name: str, demo_set: DemoSet, layout: Layout, size: int) -> list[dict]:
+    labels = "semantic_aug" if demo_set.split == "train" else "semantic"
+    root = demo_root()
+    records = []
+    for number in range(1, size + 1):
+        files = layout.files(demo_set, number)
+        records.append(
+            {
+                "file_name": str(root / files["image"]),
+                "sem_seg_file_name": str(root / files[labels]),
+                "image_id": Path(files["image"]).stem,
+                "height": SCENE_SIDE,
+                "width": SCENE_SIDE,
+            }
+        )
+    return records
+
+
+def _describe_semantic(demo_set: DemoSet) -> dict[str, Any]:
+    return {
+        "evaluator_type": "sem_seg",
+        "stuff_classes": ["background", *demo_set.classes],
+        "ignore_label": IGNORE_LABEL,
+    }
+
+
+def _load_lvis(name: str, demo_set: DemoSet, layout: Layout, size: int) -> list[dict]:
+    metadata = MetadataCatalog.get(name)
+    # detectron2 puts no slash behind the folder.
+    return load_lvis_json(metadata.json_file, metadata.image_root + "/")
+
+
+def _describe_lvis(demo_set: DemoSet) -> dict[str, Any]:
+    return {"evaluator_type": "lvis", "thing_classes": list(demo_set.classes)}
+
+
+def _load_cityscapes(name: str, demo_set: DemoSet, layout: Layout, size: int) -> list[dict]:
+    metadata = MetadataCatalog.get(name)
+    # The PNGs are exact, and reading the polygons needs another package, shapely.
+    return load_cityscapes_instances(metadata.image_dir, metadata.gt_dir, from_json=False)
+
+
+def _load_cityscapes_semantic(
+    name: str, demo_set: DemoSet, layout: Layout, size: int
+) -> list[dict]:
+    metadata = MetadataCatalog.get(name)
+    return load_cityscapes_semantic(metadata.image_dir, metadata.gt_dir)
+
+
+def _describe_cityscapes(evaluator_type: str, demo_set: DemoSet) -> dict[str, Any]:
+    classes = MetadataCatalog.get("cityscapes_fine_sem_seg_val")
+    return {
+        "evaluator_type": evaluator_type,
+        "thing_classes": classes.thing_classes,
+        "stuff_classes": classes.stuff_classes,
+        "ignore_label": IGNORE_LABEL,
+    }
+
+
+# How a layout is read into detectron2's dicts, and what its metadata says, by task: what the name
+# of the registered set has between those of the layout and the split.
 _READERS = {
-    ClassFolders: (_load_folders, _describe_folders),
-    Coco: (_load_coco, _describe_coco),
-    Voc: (_load_voc, _describe_voc),
+    ClassFolders: {"": (_load_folders, _describe_folders)},
+    Coco: {"": (_load_coco, _describe_coco)},
+    Voc: {
+        "": (_load_voc, _describe_voc),
+        "_sem_seg": (_load_voc_semantic, _describe_semantic),
+    },
+    Lvis: {"": (_load_lvis, _describe_lvis)},
+    Cityscapes: {
+        "_instance": (_load_cityscapes, partial(_describe_cityscapes, "cityscapes_instance")),
+        "_sem_seg": (
+            _load_cityscapes_semantic,
+            partial(_describe_cityscapes, "cityscapes_sem_seg"),
+        ),
+    },
 }
 
 register_demo_datasets()

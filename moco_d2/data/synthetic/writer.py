@@ -39,7 +39,7 @@ def render_demo_data(
 
     Args:
         root: folder to write to; made if missing.
-        layout: "coco" or "voc"; which annotations come with the scenes. VOC has no figures.
+        layout: a key of LAYOUTS; which annotations come with the scenes. Only COCO has figures.
         sizes: number of pictures by name of the set (see :data:`SETS`), where it is to differ from
             the default; 0 leaves a set as it is.
         seed: not negative.
@@ -61,7 +61,8 @@ def render_demo_data(
 
     missing = []
     for name, size in wanted.items():
-        if read_manifest(root, SETS[name], layout) == _manifest(size, seed, finished=True):
+        manifest = _manifest(_layout_of(SETS[name], layout), size, seed, finished=True)
+        if read_manifest(root, SETS[name], layout) == manifest:
             logger.info(f"{name}: {size} images are in {root} already.")
         else:
             missing.append(name)
@@ -77,7 +78,7 @@ def read_manifest(root: str | Path, demo_set: DemoSet, layout: str) -> dict[str,
     Args:
         root: folder of the built-in data.
         demo_set: the set.
-        layout: "coco" or "voc".
+        layout: a key of LAYOUTS.
 
     Returns:
         The manifest's content; None where there is none or it cannot be read.
@@ -117,7 +118,7 @@ def _render_set(
     old_size = (read_manifest(root, demo_set, layout) or {}).get("size", 0)
     # Until all is written the manifest names every file there may be, so that whoever comes after
     # an interruption knows what to replace or delete.
-    _write_manifest(path, _manifest(max(size, old_size), seed, finished=False))
+    _write_manifest(path, _manifest(writer, max(size, old_size), seed, finished=False))
     for number in range(size + 1, old_size + 1):
         for file in writer.files(demo_set, number).values():
             (root / file).unlink(missing_ok=True)
@@ -133,7 +134,7 @@ def _render_set(
             records += chunk
             progress.update(len(chunk))
     writer.finish(root, demo_set, records)
-    _write_manifest(path, _manifest(size, seed, finished=True))
+    _write_manifest(path, _manifest(writer, size, seed, finished=True))
 
 
 def _render_chunk(job: tuple[Path, str, str, int, range]) -> list[Any]:
@@ -160,8 +161,9 @@ def _layout_of(demo_set: DemoSet, layout: str) -> Layout:
     return LAYOUTS[layout][demo_set.family]
 
 
-def _manifest(size: int, seed: int, finished: bool) -> dict[str, Any]:
-    return {"version": RENDERER_VERSION, "seed": seed, "size": size, "finished": finished}
+def _manifest(layout: Layout, size: int, seed: int, finished: bool) -> dict[str, Any]:
+    version = RENDERER_VERSION + layout.revision
+    return {"version": version, "seed": seed, "size": size, "finished": finished}
 
 
 def _manifest_path(root: str | Path, demo_set: DemoSet, layout: str) -> Path:

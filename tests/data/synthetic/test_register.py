@@ -1,14 +1,20 @@
 """The registered sets work with detectron2's own loaders and evaluators."""
 
 import copy
+import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
 import torch
+from cityscapesscripts.helpers.annotation import Annotation
+from cityscapesscripts.helpers.labels import name2label
+from cityscapesscripts.preparation.json2instanceImg import createInstanceImage
+from cityscapesscripts.preparation.json2labelImg import createLabelImage
 from detectron2.config import get_cfg
 from detectron2.data import (
     DatasetCatalog,
@@ -19,11 +25,15 @@ from detectron2.data import (
 )
 from detectron2.evaluation import COCOEvaluator, PascalVOCDetectionEvaluator, SemSegEvaluator
 from detectron2.structures import Boxes, BoxMode, Instances, polygons_to_bitmask
+from PIL import Image
 
 from moco_d2.data.synthetic import register_demo_datasets, render_demo_data
 from moco_d2.data.synthetic.figures import KEYPOINT_OKS_SIGMAS
-from moco_d2.data.synthetic.layouts import mask_to_box
+from moco_d2.data.synthetic.layouts import LAYOUTS
+from moco_d2.data.synthetic.outlines import mask_to_box
+from moco_d2.data.synthetic.pictures import IGNORE_LABEL
 from moco_d2.data.synthetic.sets import SETS
+from moco_d2.data.synthetic.shapes import SHAPES
 
 SIZES = {
     "objects_train": 48,
@@ -42,7 +52,7 @@ VOC_SETS = [name for name in COCO_SETS if not name.startswith("figures")]
 @pytest.fixture(scope="module")
 def datasets_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datasets")
-    for layout in ("coco", "voc"):
+    for layout in LAYOUTS:
         render_demo_data(str(folder / "moco_demo"), layout, SIZES, workers=2)
     return folder
 
@@ -131,6 +141,90 @@ def test_both_layouts_say_the_same(rendered, name):
         for a, b in zip(one["annotations"], other["annotations"], strict=True):
             box = BoxMode.convert(a["bbox"], a["bbox_mode"], b["bbox_mode"])
             assert a["category_id"] == b["category_id"] and list(box) == b["bbox"]
+
+
+@pytest.mark.parametrize("name", VOC_SETS)
+def test_lvis_says_the_same_and_what_is_known_of_the_other_classes(rendered, name):
+    family, split = name.split("_")
+    lvis_name, labels = f"moco_demo_{family}_lvis_{split}", range(len(SETS[name].classes))
+    coco, lvis = DatasetCatalog.get(f"moco_demo_{name}"), DatasetCatalog.get(lvis_name)
+    for one, other in zip(coco, lvis, strict=True):
+        image = detection_utils.read_image(other["file_name"], "RGB")
+        assert np.array_equal(detection_utils.read_image(one["file_name"], "RGB"), image)
+        for a, b in zip(one["annotations"], other["annotations"], strict=True):
+            assert a.pop("iscrowd") == 0 and a == b
+        absent = {i - 1 for i in other["neg_category_ids"]}
+        unsure = {i - 1 for i in other["not_exhaustive_category_ids"]}
+        present = {a["category_id"] for a in one["annotations"]}
+        assert not absent & present and unsure <= present
+        hidden = np.any(SETS[name].picture(one["image_id"], seed=0).semantic == IGNORE_LABEL)
+        assert (unsure, absent) == (present, set()) if hidden else (absent and not unsure)
+        assert absent | present < set(labels)
+    content = json.loads(Path(MetadataCatalog.get(lvis_name).json_file).read_text())
+    for label, category in zip(labels, content["categories"], strict=True):
+        images = sum(any(a["category_id"] == label for a in r["annotations"]) for r in coco)
+        assert category["name"] == SETS[name].classes[label] and category["id"] == label + 1
+        assert category["image_count"] == images
+        assert category["frequency"] == ("r" if images <= 10 else "c")
+
+
+@pytest.mark.parametrize("name", VOC_SETS)
+def test_voc_has_the_semantic_labels_in_colours_and_plain(rendered, name):
+    family, split = name.split("_")
+    records = DatasetCatalog.get(f"moco_demo_{family}_voc_sem_seg_{split}")
+    assert (
+        MetadataCatalog.get(f"moco_demo_{family}_voc_sem_seg_{split}").evaluator_type == "sem_seg"
+    )
+    folder = rendered / f"{family}_voc"
+    for number, record in enumerate(records, start=1):
+        expected = SETS[name].picture(number, seed=0).semantic
+        coloured = Image.open(folder / f"SegmentationClass/{record['image_id']}.png")
+        plain = Image.open(folder / f"SegmentationClassAug/{record['image_id']}.png")
+        assert (coloured.mode, plain.mode) == ("P", "L")
+        assert np.array_equal(coloured, expected) and np.array_equal(plain, expected)
+        assert np.array_equal(Image.open(record["sem_seg_file_name"]), expected)
+    # The first colours of VOC's table: aeroplane, bicycle, bird, boat; and the border's.
+    palette = np.reshape(coloured.getpalette(), (256, 3)).tolist()
+    assert palette[:5] == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
+    assert palette[255] == [224, 224, 192]
+    names = (folder / f"ImageSets/Segmentation/{split}.txt").read_text().split()
+    assert names == [record["image_id"] for record in records]
+
+
+@pytest.mark.parametrize("name", VOC_SETS)
+def test_cityscapes_shows_shapes_as_its_own_classes(rendered, name):
+    family, split = name.split("_")
+    things = MetadataCatalog.get(f"moco_demo_{family}_cityscapes_instance_{split}").thing_classes
+    folder = rendered / f"{family}_cityscapes/gtFine/{split}/demo"
+    instances = DatasetCatalog.get(f"moco_demo_{family}_cityscapes_instance_{split}")
+    semantic = DatasetCatalog.get(f"moco_demo_{family}_cityscapes_sem_seg_{split}")
+    assert len(instances) == len(semantic) == SIZES[name]
+    semantic = {record["file_name"]: record for record in semantic}
+    differing = 0
+    for record in instances:
+        stem = Path(record["file_name"]).name.removesuffix("_leftImg8bit.png")
+        picture = SETS[name].picture(int(stem.split("_")[-1]), seed=0)
+        image = detection_utils.read_image(record["file_name"], "RGB")
+        assert np.array_equal(image, picture.image)
+        shapes = [SETS[name].classes[i.label].split("_")[1] for i in picture.instances]
+        expected = sorted(list(SHAPES).index(shape) for shape in shapes)
+        assert sorted(a["category_id"] for a in record["annotations"]) == expected
+        train_labels = np.zeros(picture.semantic.shape)  # road
+        train_labels[picture.semantic == IGNORE_LABEL] = 255
+        for instance, shape in zip(picture.instances, shapes, strict=True):
+            label = name2label[things[list(SHAPES).index(shape)]]
+            train_labels[instance.mask] = label.trainId
+        path = semantic[record["file_name"]]["sem_seg_file_name"]
+        assert np.array_equal(detection_utils.read_image(path, "L")[..., 0], train_labels)
+        # Cityscapes' own tools draw its PNGs from the polygons.
+        annotation = Annotation()
+        annotation.fromJsonFile(str(folder / f"{stem}_gtFine_polygons.json"))
+        for draw, kind in (createInstanceImage, "instanceIds"), (createLabelImage, "labelIds"):
+            drawn = np.asarray(draw(annotation, "ids"))
+            differing += np.count_nonzero(
+                drawn != np.asarray(Image.open(folder / f"{stem}_gtFine_{kind}.png"))
+            )
+    assert differing < 1e-4 * 2 * picture.semantic.size * len(instances)
 
 
 @pytest.mark.parametrize("name", COCO_SETS)

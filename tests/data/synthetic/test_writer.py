@@ -6,7 +6,7 @@ import pytest
 
 from moco_d2.data.synthetic import render_demo_data
 from moco_d2.data.synthetic.__main__ import main
-from moco_d2.data.synthetic.layouts import Coco
+from moco_d2.data.synthetic.layouts import LAYOUTS, Coco
 from moco_d2.data.synthetic.sets import SETS
 
 SMALL = dict.fromkeys(SETS, 0) | {"objects_val": 34, "scenes_test": 25, "figures_train": 3}
@@ -27,7 +27,7 @@ def rendered(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("layout", ["coco", "voc"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, layout):
     for workers in (1, 2, 3):
         render_demo_data(str(tmp_path / str(workers)), layout, SMALL, workers=workers)
