@@ -61,6 +61,10 @@ def add_moco_config(cfg: CN) -> None:
     # Images with more pixels are left out undecoded: kilobytes of a file can hold gigabytes.
     cfg.INPUT.MAX_PIXELS = 200_000_000
 
+    # Train with a part of the labels, drawn by SEED: a share of the images of each class (of all
+    # images, for detectors) if below 1, from 1 on so many images of each. 0: all.
+    cfg.DATASETS.FEW_LABELS = 0.0
+
     # Largest share of the images that may be unreadable; they are left out and named. Pretraining
     # only.
     cfg.DATALOADER.MAX_UNREADABLE = 0.01

@@ -122,6 +122,22 @@ class ImageIndex:
             return ImageIndex.load, (self._stored_in,)
         return ImageIndex.from_arrays, (self._arrays, self.classes)
 
+    def take(self, indices: np.ndarray) -> "ImageIndex":
+        """An index of some of the images, with the same classes.
+
+        Args:
+            indices: int64 (M,), which images, in the order that they shall have.
+        """
+        own, starts = self._arrays, self._arrays["name_ends"][indices]
+        lengths = own["name_ends"][np.asarray(indices) + 1] - starts
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        # Byte b of the new names was starts[i] + (b - ends[i]), where i is the image it belongs to.
+        source = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        names = {"name_bytes": own["name_bytes"][source], "name_ends": ends}
+        folders = {name: own[name] for name in ("folder_bytes", "folder_ends")}
+        others = {name: own[name][indices] for name in own if name not in {**names, **folders}}
+        return ImageIndex.from_arrays({**others, **names, **folders}, self.classes)
+
     @staticmethod
     def concatenate(parts: Sequence["ImageIndex"]) -> "ImageIndex":
         """Join indices in their order. Equal class names are one class."""

@@ -16,6 +16,7 @@ class Stream(IntEnum):
     SHUFFLE = 4  # which BN group a key is encoded in
     KNN_BANK = 5  # which images of a large bank vote
     PRECISE_BN = 6  # augmentations of the images that BN statistics are measured on
+    FEW_LABELS = 7  # which images keep their label
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:
