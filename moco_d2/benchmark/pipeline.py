@@ -115,8 +115,7 @@ def _ours(paths: Sequence[str]) -> Callable[[], object]:
         ImageIndex(paths, [-1] * len(paths)),
         batch_size=len(paths),
         size=_SIZE,
-        query="moco_v2",
-        key="moco_v2",
+        recipes=("moco_v2", "moco_v2"),
         seed=0,
         pixel_mean=_MEAN,
     )

@@ -139,8 +139,7 @@ def build_pretrain_loader(
     *,
     batch_size: int,
     size: int,
-    query: str,
-    key: str,
+    recipes: Sequence[str],
     seed: int,
     pixel_mean: Sequence[float],
     format: str = "RGB",
@@ -155,7 +154,7 @@ def build_pretrain_loader(
     world_size: int = 1,
     num_workers: int = 0,
 ) -> PretrainLoader:
-    """Build the loader of a process's share of each batch of two views.
+    """Build the loader of a process's share of each batch of views.
 
     What an iteration holds depends on ``index``, ``batch_size``, ``size``, the recipes and the
     seed, and not on processes, workers or the iteration that the loader starts with.
@@ -164,7 +163,7 @@ def build_pretrain_loader(
         index: the images.
         batch_size: of all processes together.
         size: side of the views, in pixels.
-        query, key: names of view recipes.
+        recipes: names of view recipes, one for each view of an image.
         seed: of the run, 64 bits.
         pixel_mean: a float per channel, which sets their number, C; shown through transparent
             pixels.
@@ -180,10 +179,11 @@ def build_pretrain_loader(
         num_workers: processes that load; 0 loads in this one.
 
     Returns:
-        An iterable over dicts, with n = batch_size / world_size: ``views`` (two tensors, uint8
-        (n, C, size, size)), ``position`` and ``index`` (int64 (n,), place in the sample stream
-        and image shown there), ``unreadable`` (list of (index, path, reason): images that were
-        due but replaced). Iterating raises :class:`NoReadableImages` if no replacement is found.
+        An iterable over dicts, with n = batch_size / world_size: ``views`` (a tensor for each
+        recipe, uint8 (n, C, size, size)), ``position``, ``index`` and ``label`` (int64 (n,), place
+        in the sample stream, image shown there, and its label, -1 unknown), ``unreadable`` (list of
+        (index, path, reason): images that were due but replaced). Iterating raises
+        :class:`NoReadableImages` if no replacement is found.
 
     Raises:
         ValueError: unknown recipe or format, or a batch that the processes cannot share.
@@ -199,9 +199,9 @@ def build_pretrain_loader(
     )
     order = _channel_order(pixel_mean, format)
     pixels = _pixel_format(pixel_mean, order, deep_range, max_pixels)
-    recipes = tuple(_recipe_for(name, pixels.channels, min_crop) for name in (query, key))
+    views = tuple(_recipe_for(name, pixels.channels, min_crop) for name in recipes)
     images = open_image_cache(cache, cache_gb)
-    mapper = ViewMapper(index, recipes, size, seed, pixels, cache=images)
+    mapper = ViewMapper(index, views, size, seed, pixels, cache=images)
     batches = _loader(mapper, sampler, CollateViews(order), num_workers)
     return PretrainLoader(batches, len(index), images)
 

@@ -41,6 +41,7 @@ class CollateViews(Collate):
             "views": [self._stack(images) for images in views],
             "position": torch.tensor([sample.position for sample in samples]),
             "index": torch.tensor([sample.index for sample in samples]),
+            "label": torch.tensor([sample.label for sample in samples]),
             "unreadable": [entry for sample in samples for entry in sample.unreadable],
         }
 

@@ -1,45 +1,26 @@
-"""Trainers: what every run of this project shares, and MoCo pretraining."""
+"""What every run of this project shares, whatever is trained."""
 
-import functools
 import logging
 import weakref
 
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer, TrainerBase, hooks
 from detectron2.utils import comm
-from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 from detectron2.utils.file_io import PathManager
 from detectron2.utils.logger import setup_logger
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
-from moco_d2.checkpoint.loading import load_pretraining_weights_
-from moco_d2.data.build import UnreadableImages, build_pretrain_loader, pixel_options
-from moco_d2.data.datasets import ImageIndex, load_image_index
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
-from moco_d2.engine.compilation import compile_encoders_
 from moco_d2.engine.distributed import create_ddp_model
 from moco_d2.engine.history import ScalarHistory, forget_metrics
-from moco_d2.engine.hooks import (
-    AverageRunningStatistics,
-    Checkpoints,
-    Evaluation,
-    KeyEncoderUpdate,
-    ScalarWriter,
-    UnreadableImagesCheck,
-    unwrap,
-)
-from moco_d2.engine.identity import RunIdentity
+from moco_d2.engine.hooks import Checkpoints, Evaluation, ScalarWriter
 from moco_d2.engine.scalars import ScalarBuffer
 from moco_d2.engine.signals import saved_on_signal
 from moco_d2.engine.step import PRECISIONS, NotFinite, Step
 from moco_d2.engine.throughput import Throughput
 from moco_d2.errors import UserError
-from moco_d2.evaluation.features import evaluate_knn
-from moco_d2.solver.build import build_pretrain_optimizer
-
-logger = logging.getLogger(__name__)
 
 
 class BaseTrainer(DefaultTrainer):
@@ -203,133 +184,3 @@ class BaseTrainer(DefaultTrainer):
             JSONWriter(f"{output}/metrics.json", window_size=window),
             TensorboardXWriter(output, window_size=window),
         ]
-
-
-@functools.lru_cache(maxsize=4)
-def training_images(names: tuple[str, ...]) -> ImageIndex:
-    """The index of DATASETS.TRAIN, read once per process."""
-    return load_image_index(names)
-
-
-class PretrainTrainer(BaseTrainer):
-    """Pretrains a MoCo meta-architecture. Evaluation is kNN classification of its features."""
-
-    def __init__(self, cfg: CfgNode):
-        self.num_images = len(training_images(tuple(cfg.DATASETS.TRAIN)))
-        self._unreadable = UnreadableImages(self.num_images, cfg.DATALOADER.MAX_UNREADABLE)
-        super().__init__(cfg)
-
-    @classmethod
-    def effective_config(cls, cfg, world_size):
-        index = training_images(tuple(cfg.DATASETS.TRAIN))
-        cfg, notes = super().effective_config(cfg, world_size)
-        cfg.defrost()
-        warnings = recipe.check_pretraining(cfg, len(index), world_size)
-        notes += recipe.resolve_schedule(cfg, len(index))
-        if cfg.TEST.PRECISE_BN.ENABLED:
-            cfg.TEST.PRECISE_BN.ENABLED = False
-            notes.append(
-                "TEST.PRECISE_BN.ENABLED True -> False: it runs training forwards, which would "
-                "enqueue keys"
-            )
-        if cfg.SEED < 0:
-            cfg.SEED = comm.shared_random_seed() % 2**31
-            notes.append(f"SEED -> {cfg.SEED}, drawn at random")
-        cfg.freeze()
-        return cfg, notes + [f"WARNING: {warning}" for warning in warnings]
-
-    @classmethod
-    def describe(cls, cfg, world_size, notes):
-        num_images = len(training_images(tuple(cfg.DATASETS.TRAIN)))
-        rows = recipe.common_rows(cfg, world_size) + recipe.pretrain_rows(cfg, num_images)
-        return recipe.recipe_table(rows, notes)
-
-    @classmethod
-    def build_model(cls, cfg):
-        seed_all_rng(cfg.SEED)  # the same initial weights on every process
-        model = super().build_model(cfg)
-        if cfg.MODEL.COMPILE:
-            compile_encoders_(model)
-        return model
-
-    @classmethod
-    def build_optimizer(cls, cfg, model):
-        return build_pretrain_optimizer(cfg, model)
-
-    @classmethod
-    def build_train_loader(cls, cfg, start_iter: int = 0):
-        views = cfg.INPUT.VIEWS
-        return build_pretrain_loader(
-            training_images(tuple(cfg.DATASETS.TRAIN)),
-            batch_size=cfg.SOLVER.IMS_PER_BATCH,
-            size=views.SIZE,
-            query=views.QUERY,
-            key=views.KEY,
-            seed=cfg.SEED,
-            start_iter=start_iter,
-            num_iters=cfg.SOLVER.MAX_ITER - start_iter,
-            rank=comm.get_rank(),
-            world_size=comm.get_world_size(),
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-            min_crop=views.MIN_CROP,
-            cache=cfg.DATALOADER.CACHE,
-            cache_gb=cfg.DATALOADER.CACHE_GB,
-            **pixel_options(cfg),
-        )
-
-    def image_names(self, batch):
-        index = training_images(tuple(self.cfg.DATASETS.TRAIN))
-        return [index.path(i) for i in batch["index"].tolist()]
-
-    def extra_state(self):
-        return {"recipe": RunIdentity(self.cfg, self.num_images)}
-
-    def step_hooks(self):
-        cfg, moco = self.cfg, self.cfg.MODEL.MOCO
-        return [
-            KeyEncoderUpdate(self.model, moco.MOMENTUM, moco.MOMENTUM_SCHEDULE),
-            UnreadableImagesCheck(self._unreadable, cfg.SOLVER.IMS_PER_BATCH, cfg.LOG_PERIOD),
-            AverageRunningStatistics(
-                self.model, cfg.SOLVER.CHECKPOINT_PERIOD, cfg.TEST.EVAL_PERIOD
-            ),
-        ]
-
-    def resume_or_load(self, resume: bool = True):
-        """Go on from the last checkpoint of OUTPUT_DIR; without one, start from MODEL.WEIGHTS: a
-        MoCo checkpoint (all of it) or a backbone's weights (both encoders)."""
-        if resume and self.checkpointer.has_checkpoint():
-            super().resume_or_load(resume=True)
-        elif self.cfg.MODEL.WEIGHTS:
-            logger.info(str(load_pretraining_weights_(self.model, self.cfg.MODEL.WEIGHTS)))
-
-    def train(self):
-        loader = self.build_train_loader(self.cfg, self.start_iter)
-        self.data_loader = self._count_unreadable(loader)
-        return super().train()
-
-    def _count_unreadable(self, loader):
-        for batch in loader:
-            self._unreadable.update(batch.pop("unreadable"))
-            yield batch
-
-    @classmethod
-    def eval_only(cls, cfg: CfgNode, resume: bool = False) -> dict:
-        """kNN accuracy of MODEL.WEIGHTS, or of a random network when that is empty.
-
-        Args:
-            resume: evaluate the last checkpoint of OUTPUT_DIR, if there is one, instead.
-        """
-        cfg, _ = cls.effective_config(cfg, comm.get_world_size())
-        model = cls.build_model(cfg)
-        checkpointer = AtomicCheckpointer(model, cfg.OUTPUT_DIR)
-        path = cfg.MODEL.WEIGHTS
-        if resume and checkpointer.has_checkpoint():
-            path = checkpointer.get_checkpoint_file()
-        if path:
-            logger.info(str(load_pretraining_weights_(model, path)))
-        return cls.test(cfg, model)
-
-    @classmethod
-    def test(cls, cfg, model, evaluators=None):
-        """kNN accuracy on DATASETS.TEST; see :func:`moco_d2.evaluation.features.evaluate_knn`."""
-        return evaluate_knn(cfg, unwrap(model))

@@ -5,14 +5,16 @@ import logging
 import torch
 from torch import nn
 
+from moco_d2.modeling.encoder import Encoder
+
 logger = logging.getLogger(__name__)
 
 
 def compile_encoders_(model: nn.Module) -> bool:
-    """Compile a MoCo model's encoders in place; names of parameters and buffers stay.
+    """Compile a model's encoders in place; names of parameters and buffers stay.
 
     Args:
-        model: with `encoder_q`, `encoder_k` and `device`.
+        model: with encoders as children, and `device`.
 
     Returns:
         whether it was done. Where a trial compilation fails (no C++ compiler, a Python that
@@ -26,8 +28,9 @@ def compile_encoders_(model: nn.Module) -> bool:
             f"MODEL.COMPILE: torch.compile does not work here, going on without: {reason}"
         )
         return False
-    model.encoder_q.compile()
-    model.encoder_k.compile()
+    for child in model.children():
+        if isinstance(child, Encoder):
+            child.compile()
     return True
 
 

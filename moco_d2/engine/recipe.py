@@ -17,27 +17,29 @@ def resolve_device(cfg: CfgNode) -> list[str]:
     return []
 
 
-def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[str]:
-    """Refuse a pretraining config that cannot run or cannot learn.
-
-    Args:
-        num_images: size of the data set.
-        world_size: number of processes.
-
-    Returns:
-        warnings about what runs but is known to go wrong.
+def check_share(cfg: CfgNode, world_size: int) -> int:
+    """The images of a process in each step.
 
     Raises:
-        UserError: one sentence with the value and what to set instead.
+        UserError: the processes cannot share the batch equally.
     """
-    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
-    model, moco, warnings = cfg.MODEL, cfg.MODEL.MOCO, []
+    batch = cfg.SOLVER.IMS_PER_BATCH
     if batch < 1 or batch % world_size:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH {batch} does not divide by {world_size} processes; the nearest "
             f"that do are {_nearest(batch, world_size)}"
         )
-    share = batch // world_size
+    return batch // world_size
+
+
+def check_groups(cfg: CfgNode, world_size: int) -> None:
+    """Refuse a batch that does not fall into BN groups, on processes and in parts of a step.
+
+    Raises:
+        UserError: one sentence with the value and what to set instead.
+    """
+    share = check_share(cfg, world_size)
+    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
     if group == 1 or batch == 1:
         raise UserError(
             f"MODEL.BN_GROUP_SIZE {group} with SOLVER.IMS_PER_BATCH {batch} makes BN groups of one "
@@ -59,7 +61,30 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
             f"whole BN groups of {group or batch} images (MODEL.BN_GROUP_SIZE); possible here: "
             f"{[p for p in range(1, share + 1) if p == 1 or _splits(share, group, p)]}"
         )
+
+
+def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[str]:
+    """Refuse a config of MoCo that cannot run or cannot learn.
+
+    Args:
+        num_images: size of the data set.
+        world_size: number of processes.
+
+    Returns:
+        warnings about what runs but is known to go wrong.
+
+    Raises:
+        UserError: one sentence with the value and what to set instead.
+    """
+    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
+    model, moco, warnings = cfg.MODEL, cfg.MODEL.MOCO, []
+    check_groups(cfg, world_size)
     check_frozen(cfg)
+    if cfg.DATASETS.FEW_LABELS:
+        raise UserError(
+            f"DATASETS.FEW_LABELS {cfg.DATASETS.FEW_LABELS:g} is for training with labels, and "
+            f"{model.META_ARCHITECTURE} uses none; set it to 0.0"
+        )
     if not 0.0 <= moco.MOMENTUM < 1.0:
         raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
@@ -193,13 +218,20 @@ def common_rows(cfg: CfgNode, world_size: int) -> list[tuple[str, str]]:
     ]
 
 
+def image_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
+    """What the table says besides of training on a stream of single images."""
+    epochs = cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / num_images
+    return [
+        ("epochs", f"{epochs:.2f} of {num_images} images"),
+        ("optimizer", cfg.SOLVER.OPTIMIZER),
+    ]
+
+
 def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
     """What the table says of a MoCo run besides."""
     moco, views, batch = cfg.MODEL.MOCO, cfg.INPUT.VIEWS, cfg.SOLVER.IMS_PER_BATCH
     group, size = cfg.MODEL.BN_GROUP_SIZE or batch, moco.QUEUE_SIZE
     return [
-        ("epochs", f"{cfg.SOLVER.MAX_ITER * batch / num_images:.2f} of {num_images} images"),
-        ("optimizer", cfg.SOLVER.OPTIMIZER),
         ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
         (
             "BN groups",

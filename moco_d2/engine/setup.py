@@ -13,11 +13,12 @@ from detectron2.utils.logger import setup_logger
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from moco_d2.config import add_moco_config
+from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.explain import explain
 from moco_d2.engine.follow_weights import check_stated_convention
-from moco_d2.engine.trainer import BaseTrainer, PretrainTrainer
+from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 

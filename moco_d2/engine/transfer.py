@@ -30,10 +30,10 @@ from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
 from moco_d2.engine import recipe
+from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
-from moco_d2.engine.trainer import BaseTrainer
 from moco_d2.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from moco_d2.data.mapper import NoReadableImages
 from moco_d2.errors import UserError
 
 MEAN = (123.675, 116.28, 103.53)
-OPTIONS = {"size": 32, "query": "moco_v1", "key": "moco_v2", "seed": 7, "pixel_mean": MEAN}
+OPTIONS = {"size": 32, "recipes": ("moco_v1", "moco_v2"), "seed": 7, "pixel_mean": MEAN}
 PHOTOS = ("astronaut.png", "coffee.png", "chelsea.png", "rocket.jpg", "camera.png", "logo.png")
 
 
@@ -47,7 +47,7 @@ def damaged(tmp_path) -> str:
 
 def assert_equal_batches(first: dict, second: dict) -> None:
     assert first.keys() == second.keys()
-    for name in ("position", "index"):
+    for name in ("position", "index", "label"):
         assert first[name].dtype == torch.int64
         torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
     for ours, theirs in zip(first["views"], second["views"], strict=True):
@@ -58,8 +58,7 @@ def assert_equal_batches(first: dict, second: dict) -> None:
 def join(batches: list[dict]) -> dict:
     return {
         "views": [torch.cat(views) for views in zip(*(b["views"] for b in batches), strict=True)],
-        "position": torch.cat([b["position"] for b in batches]),
-        "index": torch.cat([b["index"] for b in batches]),
+        **{n: torch.cat([b[n] for b in batches]) for n in ("position", "index", "label")},
         "unreadable": [entry for b in batches for entry in b["unreadable"]],
     }
 
@@ -88,6 +87,7 @@ def test_a_batch(photos):
     assert batch["position"].tolist() == list(range(40, 60))
     assert [tuple(views.shape) for views in batch["views"]] == [(20, 3, 32, 32)] * 2
     assert all(views.dtype == torch.uint8 and views.is_contiguous() for views in batch["views"])
+    assert batch["label"].tolist() == index.labels[batch["index"]].tolist()
     assert batch["unreadable"] == []
     # Positions 42 to 53 are two whole epochs of six images.
     assert np.bincount(batch["index"][2:14]).tolist() == [2] * 6
@@ -119,7 +119,9 @@ def test_format_reverses_the_channels(photos):
 
 def test_an_unknown_recipe_is_refused_before_anything_is_read(photos):
     with pytest.raises(ValueError, match="Unknown view recipe 'v9'"):
-        build_pretrain_loader(load_image_index([photos]), batch_size=2, **OPTIONS | {"key": "v9"})
+        build_pretrain_loader(
+            load_image_index([photos]), batch_size=2, **OPTIONS | {"recipes": ("moco_v1", "v9")}
+        )
 
 
 def test_unreadable_images_are_replaced_and_named(damaged):

@@ -150,7 +150,7 @@ def test_equal_channels_stay_equal():
 def test_what_is_dropped_is_logged(photo, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     Image.fromarray(photo).save(tmp_path / "photo.png")
-    options = {"batch_size": 2, "size": 16, "query": "moco_v2", "key": "moco_v1", "seed": 0}
+    options = {"batch_size": 2, "size": 16, "recipes": ("moco_v2", "moco_v1"), "seed": 0}
     index = load_image_index([str(tmp_path)])
     batch = next(iter(build_pretrain_loader(index, **options, pixel_mean=[100.0])))
     assert [view.shape for view in batch["views"]] == [(2, 1, 16, 16)] * 2

@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> str:
 def batches(folder: str, **options) -> torch.Tensor:
     loader = build_pretrain_loader(
         load_image_index([folder]),
-        **{"batch_size": 4, "size": 16, "query": "moco_v2", "key": "moco_v1", "seed": 1},
+        **{"batch_size": 4, "size": 16, "recipes": ("moco_v2", "moco_v1"), "seed": 1},
         pixel_mean=MEAN,
         num_iters=4,
         **options,

@@ -1,0 +1,39 @@
+"""Pretraining of a MoCo meta-architecture."""
+
+from moco_d2.checkpoint.loading import load_pretraining_weights_
+from moco_d2.engine import recipe
+from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
+from moco_d2.engine.images import ImageTrainer
+from moco_d2.evaluation.features import evaluate_knn
+
+
+class PretrainTrainer(ImageTrainer):
+    """Pretrains a MoCo meta-architecture. Evaluation is kNN classification of its features."""
+
+    @classmethod
+    def check(cls, cfg, images, world_size):
+        warnings = recipe.check_pretraining(cfg, len(images), world_size)
+        return [f"WARNING: {warning}" for warning in warnings]
+
+    @classmethod
+    def recipe_rows(cls, cfg, images):
+        return recipe.pretrain_rows(cfg, len(images))
+
+    @classmethod
+    def view_recipes(cls, cfg):
+        return cfg.INPUT.VIEWS.QUERY, cfg.INPUT.VIEWS.KEY
+
+    @classmethod
+    def load_weights_(cls, model, path, whole):
+        """A MoCo checkpoint fills all of the model, a backbone's weights both encoders."""
+        return str(load_pretraining_weights_(model, path))
+
+    def step_hooks(self):
+        moco = self.cfg.MODEL.MOCO
+        update = KeyEncoderUpdate(self.model, moco.MOMENTUM, moco.MOMENTUM_SCHEDULE)
+        return [update, *super().step_hooks()]
+
+    @classmethod
+    def test(cls, cfg, model, evaluators=None):
+        """kNN accuracy on DATASETS.TEST; see :func:`moco_d2.evaluation.features.evaluate_knn`."""
+        return evaluate_knn(cfg, unwrap(model))
