@@ -24,6 +24,7 @@ setup(
     author="The moco_d2 authors",
     license="Apache-2.0",
     packages=find_packages(include=["moco_d2", "moco_d2.*"]),
+    package_data={"moco_d2.transfer": ["*.yaml", "*.css"]},
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.3",

@@ -1,0 +1,122 @@
+"""Whether a run kept to the protocol of a published number: its config against the task's own."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from detectron2.config import CfgNode, get_cfg
+
+from moco_d2.config import add_moco_config
+from moco_d2.transfer.cells import REPOSITORY
+from moco_d2.transfer.published import published_results
+
+# Sections and keys that do not change what is learned from which images, or only as the
+# initialisation or the hardware demands.
+_FREE = (
+    "OUTPUT_DIR",
+    "SEED",
+    "VERSION",
+    "CUDNN_BENCHMARK",
+    "VIS_PERIOD",
+    "LOG_PERIOD",
+    "DATALOADER.NUM_WORKERS",
+    "DATALOADER.PREFETCH",
+    "MODEL.DEVICE",
+    "MODEL.WEIGHTS",
+    "SOLVER.CHECKPOINT_PERIOD",
+    "TEST.EVAL_PERIOD",
+    "TEST.EXPECTED_RESULTS",
+    # Come with the weights; moco_d2.checkpoint sees to it that they are the right ones.
+    "INPUT.FORMAT",
+    "INPUT.FOLLOW_WEIGHTS",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RESNETS.STRIDE_IN_1X1",
+    # Compared per image instead: linear scaling keeps all of them.
+    "SOLVER.REFERENCE_WORLD_SIZE",
+    "SOLVER.IMS_PER_BATCH",
+    "SOLVER.BASE_LR",
+    "SOLVER.MAX_ITER",
+    "SOLVER.STEPS",
+    "SOLVER.WARMUP_ITERS",
+)
+# What SyncBN may have become on the hardware: see moco_d2.engine.norm.
+_SYNCHRONISED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "BN")
+
+# Scaling rounds to whole iterations, and a warm-up is short. Relative.
+_TOLERANCES = {"images of warm-up": 0.05}
+
+
+def departures(task: str, cfg: CfgNode) -> list[str]:
+    """Where a run differs from the protocol that the published numbers of its task belong to.
+
+    Batch, learning rate and schedule may be scaled linearly, as for another number of GPUs.
+
+    Args:
+        task: name of a config in configs/transfer.
+        cfg: of the run.
+
+    Returns:
+        a phrase for each difference. Empty: the run may be held against the published numbers.
+    """
+    published = published_results().tasks.get(task)
+    if published is None:
+        return ["nothing is published for this task"]
+    if published.not_comparable:
+        return [published.not_comparable]
+    path = REPOSITORY / f"configs/transfer/{task}.yaml"
+    if not path.is_file():
+        return [f"there is no configs/transfer/{task}.yaml to compare with"]
+    there, here = _facts(load_config(path)), _facts(cfg)
+    return [
+        f"{key} is {_short(here.get(key))}, not {_short(there.get(key))}"
+        for key in sorted(there.keys() | here.keys())
+        if not _same(here.get(key), there.get(key), _TOLERANCES.get(key, 0.001))
+    ]
+
+
+def load_config(path: str | Path) -> CfgNode:
+    """A config file on top of the defaults; a run's config.yaml too."""
+    cfg = get_cfg()
+    add_moco_config(cfg)
+    cfg.set_new_allowed(True)  # a run's own architecture may have brought its own keys
+    cfg.merge_from_file(str(path))
+    return cfg
+
+
+def _facts(cfg: CfgNode) -> dict[str, Any]:
+    """What must be equal: most keys, and the schedule in images instead of iterations."""
+    solver = cfg.SOLVER
+    facts = {key: value for key, value in _flat(cfg, "").items() if key not in _FREE}
+    batch = solver.IMS_PER_BATCH
+    facts["images seen"] = float(solver.MAX_ITER * batch)
+    facts["learning rate per image"] = solver.BASE_LR / batch
+    facts["images before the learning rate drops"] = [float(s * batch) for s in solver.STEPS]
+    facts["images of warm-up"] = float(solver.WARMUP_ITERS * batch)
+    return facts
+
+
+def _flat(node: CfgNode, prefix: str) -> dict[str, Any]:
+    flat = {}
+    for key, value in node.items():
+        if isinstance(value, CfgNode):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        elif key == "NORM" and value in _SYNCHRONISED:
+            flat[prefix + key] = "SyncBN"
+        else:
+            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _same(here: Any, there: Any, tolerance: float) -> bool:
+    if isinstance(here, list) and isinstance(there, list):
+        pairs = zip(here, there, strict=False)
+        return len(here) == len(there) and all(_same(a, b, tolerance) for a, b in pairs)
+    if isinstance(here, float) and isinstance(there, float):
+        return math.isclose(here, there, rel_tol=tolerance)
+    return here == there
+
+
+def _short(value: Any, length: int = 50) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
