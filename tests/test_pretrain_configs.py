@@ -16,8 +16,9 @@ from moco_d2.checkpoint import (
     read_input_convention,
 )
 from moco_d2.data.synthetic import render_demo_data
+from moco_d2.engine.base import BaseTrainer
+from moco_d2.engine.images import training_images
 from moco_d2.engine.setup import trainer_of
-from moco_d2.engine.trainer import BaseTrainer, training_images
 from moco_d2.engine.transfer import TransferTrainer
 
 ROOT = Path(__file__).parents[1] / "configs"

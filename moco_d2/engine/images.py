@@ -22,7 +22,11 @@ from moco_d2.solver.build import build_pretrain_optimizer
 
 logger = logging.getLogger(__name__)
 
-_read = functools.lru_cache(maxsize=4)(load_image_index)
+
+@functools.lru_cache(maxsize=4)
+def training_images(names: tuple[str, ...]) -> ImageIndex:
+    """The index of DATASETS.TRAIN, read once per process."""
+    return load_image_index(names)
 
 
 class ImageTrainer(BaseTrainer):
@@ -36,8 +40,8 @@ class ImageTrainer(BaseTrainer):
 
     @classmethod
     def training_images(cls, cfg: CfgNode) -> ImageIndex:
-        """The index of DATASETS.TRAIN, read once per process."""
-        return _read(tuple(cfg.DATASETS.TRAIN))
+        """The images that are trained on."""
+        return training_images(tuple(cfg.DATASETS.TRAIN))
 
     @classmethod
     def check(cls, cfg: CfgNode, images: ImageIndex, world_size: int) -> list[str]:
