@@ -2,23 +2,12 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from detectron2.config import CfgNode
-from detectron2.data import (
-    DatasetCatalog,
-    DatasetMapper,
-    MetadataCatalog,
-    get_detection_dataset_dicts,
-)
+from detectron2.data import DatasetMapper, get_detection_dataset_dicts
 from detectron2.engine import hooks
-from detectron2.evaluation import (
-    COCOEvaluator,
-    DatasetEvaluator,
-    PascalVOCDetectionEvaluator,
-    SemSegEvaluator,
-    verify_results,
-)
+from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.utils import comm
 
 from moco_d2.checkpoint import (
@@ -35,32 +24,11 @@ from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
 from moco_d2.errors import UserError
+from moco_d2.evaluation.evaluators import EVALUATORS, check_packages, evaluator_type
 
 logger = logging.getLogger(__name__)
 
 COCO_KEYPOINTS = 17
-
-
-def _coco(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
-    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
-    return COCOEvaluator(name, output_dir=folder, kpt_oks_sigmas=sigmas)
-
-
-def _pascal_voc(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
-    return PascalVOCDetectionEvaluator(name)
-
-
-def _sem_seg(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluator:
-    return SemSegEvaluator(name, output_dir=folder)
-
-
-# `evaluator_type` of a data set's metadata -> what evaluates it:
-# (config, name of the data set, folder for results) -> evaluator.
-EVALUATORS: dict[str, Callable[[CfgNode, str, str], DatasetEvaluator]] = {
-    "coco": _coco,
-    "pascal_voc": _pascal_voc,
-    "sem_seg": _sem_seg,
-}
 
 
 class TransferTrainer(BaseTrainer):
@@ -82,6 +50,7 @@ class TransferTrainer(BaseTrainer):
         cfg, notes = super().effective_config(cfg, world_size)
         for name in cfg.DATASETS.TEST:
             evaluator_type(name)
+        check_packages((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
         _check_keypoints(cfg)
         recipe.check_frozen(cfg)
         if cfg.SOLVER.ACCUMULATE != 1:
@@ -194,24 +163,6 @@ class TransferTrainer(BaseTrainer):
     def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
         folder = os.path.join(cfg.OUTPUT_DIR, "inference")
         return EVALUATORS[evaluator_type(dataset_name)](cfg, dataset_name, folder)
-
-
-def evaluator_type(name: str) -> str:
-    """The key of `EVALUATORS` for a data set.
-
-    Raises:
-        ValueError: it is not registered, or does not say how it is evaluated.
-    """
-    if name not in DatasetCatalog.list():
-        raise UserError(f"DATASETS.TEST names {name!r}, which is not a registered data set")
-    kind = MetadataCatalog.get(name).get("evaluator_type")
-    if kind not in EVALUATORS:
-        problem = "has no evaluator_type" if kind is None else f"has evaluator_type {kind!r}"
-        raise UserError(
-            f"data set {name!r} {problem}, and it must be one of {', '.join(EVALUATORS)}; set "
-            f"MetadataCatalog.get({name!r}).evaluator_type where you register it"
-        )
-    return kind
 
 
 def _check_keypoints(cfg: CfgNode) -> None:

@@ -18,7 +18,8 @@ import moco_d2.modeling.fpn
 import moco_d2.modeling.roi_heads  # noqa: F401 (registers)
 from moco_d2 import add_moco_config
 from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert
-from moco_d2.engine.transfer import TransferTrainer, evaluator_type
+from moco_d2.engine.transfer import TransferTrainer
+from moco_d2.evaluation.evaluators import evaluator_type
 
 DEMO = "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
 BGR = {
