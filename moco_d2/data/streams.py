@@ -17,6 +17,9 @@ class Stream(IntEnum):
     KNN_BANK = 5  # which images of a large bank vote
     PRECISE_BN = 6  # augmentations of the images that BN statistics are measured on
     FEW_LABELS = 7  # which images keep their label
+    AUGMENT = 8  # augmentations of a detector's training image
+    REPEAT = 9  # how often images of rare classes come up in an epoch, and the order
+    STEP = 10  # what a detector draws in a step: which proposals it learns from
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:

@@ -84,9 +84,7 @@ class ImageTrainer(BaseTrainer):
     def effective_config(cls, cfg, world_size):
         cfg, notes = super().effective_config(cfg, world_size)
         cfg.defrost()
-        if cfg.SEED < 0:
-            cfg.SEED = comm.shared_random_seed() % 2**31
-            notes.append(f"SEED -> {cfg.SEED}, drawn at random")
+        notes += recipe.resolve_seed(cfg)
         images = cls.training_images(cfg)
         checked = cls.check(cfg, images, world_size)
         notes += recipe.resolve_schedule(cfg, len(images))

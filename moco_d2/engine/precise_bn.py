@@ -1,12 +1,11 @@
 """The images that Precise BN measures statistics on: the same on any number of processes."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 from detectron2.utils import comm
 
-from moco_d2.data.streams import SampleStream, Stream, generator
+from moco_d2.data.seeding import globally_seeded
+from moco_d2.data.streams import SampleStream, Stream
 
 
 class PreciseBatches:
@@ -30,7 +29,8 @@ class PreciseBatches:
         """
         Args:
             samples: dicts of the data set.
-            mapper: turns one into the model's input; its random numbers come from `np.random`.
+            mapper: turns one into the model's input; its random numbers come from NumPy's or
+                Python's global generator.
             batch_size: B, of all processes together.
             num_iter: batches per use.
             seed: of order and augmentations.
@@ -51,16 +51,5 @@ class PreciseBatches:
                 yield [self._map(first + j, number) for j, number in enumerate(numbers)]
 
     def _map(self, place: int, number: int) -> dict:
-        with _numpy_seeded(self._seed, place):
+        with globally_seeded(Stream.PRECISE_BN, self._seed, place):
             return self._mapper(self._samples[number])
-
-
-@contextlib.contextmanager
-def _numpy_seeded(seed: int, place: int) -> Iterator[None]:
-    """NumPy's global random numbers as a function of the arguments, and afterwards as before."""
-    state = np.random.get_state()
-    np.random.seed(generator(Stream.PRECISE_BN, seed, place).integers(2**32))
-    try:
-        yield
-    finally:
-        np.random.set_state(state)

@@ -4,6 +4,7 @@ import math
 
 import torch
 from detectron2.config import CfgNode
+from detectron2.utils import comm
 from tabulate import tabulate
 
 from moco_d2.errors import UserError
@@ -15,6 +16,14 @@ def resolve_device(cfg: CfgNode) -> list[str]:
         cfg.MODEL.DEVICE = "cpu"
         return ["MODEL.DEVICE cuda -> cpu: no CUDA on this machine"]
     return []
+
+
+def resolve_seed(cfg: CfgNode) -> list[str]:
+    """Draw SEED where none is given, in place and for all processes; returns notes."""
+    if cfg.SEED >= 0:
+        return []
+    cfg.SEED = comm.shared_random_seed() % 2**31
+    return [f"SEED -> {cfg.SEED}, drawn at random"]
 
 
 def check_share(cfg: CfgNode, world_size: int) -> int:
@@ -254,7 +263,11 @@ def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
 def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
     """What the table says of a detector besides."""
     model = cfg.MODEL
+    few = cfg.DATASETS.FEW_LABELS
+    part = f"{few:.4g} of the images" if few < 1 else f"{few:g} images"
+    labels = f"of {part}, drawn by the seed" if few else "of all images"
     return [
+        ("labels", labels),
         ("test", ", ".join(cfg.DATASETS.TEST)),
         ("model", f"{model.META_ARCHITECTURE}, {model.ROI_HEADS.NAME}"),
         ("FPN norm", model.FPN.NORM or "none"),

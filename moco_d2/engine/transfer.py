@@ -2,13 +2,15 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from detectron2.config import CfgNode
-from detectron2.data import DatasetMapper, get_detection_dataset_dicts
+from detectron2.data import DatasetMapper
 from detectron2.engine import hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.utils import comm
+from detectron2.utils.env import seed_all_rng
+from torch import nn
 
 from moco_d2.checkpoint import (
     apply_input_convention,
@@ -18,8 +20,10 @@ from moco_d2.checkpoint import (
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
+from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
 from moco_d2.engine.base import BaseTrainer
+from moco_d2.engine.detection import build_loader, check_sampler, training_samples
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
@@ -36,7 +40,8 @@ class TransferTrainer(BaseTrainer):
 
     It differs from detectron2's `tools/train_net.py` in that the input convention of
     MODEL.WEIGHTS is applied, that weights fill the backbone entirely or not at all, that SyncBN
-    becomes what the hardware can run, and that all processes evaluate the same BN statistics.
+    becomes what the hardware can run, that all processes evaluate the same BN statistics, and that
+    a run that was stopped and resumed goes on with the images and draws it would have had.
     """
 
     @classmethod
@@ -53,6 +58,7 @@ class TransferTrainer(BaseTrainer):
         check_packages((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
         _check_keypoints(cfg)
         recipe.check_frozen(cfg)
+        check_sampler(cfg)
         if cfg.SOLVER.ACCUMULATE != 1:
             raise UserError(
                 f"SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE} is for pretraining; detectors train "
@@ -77,6 +83,7 @@ class TransferTrainer(BaseTrainer):
                 f"SOLVER.REFERENCE_WORLD_SIZE {cfg.SOLVER.REFERENCE_WORLD_SIZE} -> {world_size}: "
                 "batch, lr and iterations are scaled"
             )
+        notes += recipe.resolve_seed(scaled)
         scaled.freeze()
         return scaled, notes
 
@@ -88,6 +95,11 @@ class TransferTrainer(BaseTrainer):
     def extra_state(self) -> dict:
         """A detector's checkpoints state their input convention, too."""
         return {"input": SavedConvention(convention_of(self.cfg))}
+
+    @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        seed_all_rng(cfg.SEED)  # the new layers' weights follow from it, whatever was drawn before
+        return super().build_model(cfg)
 
     def step_hooks(self) -> list:
         periods = (self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD)
@@ -105,20 +117,34 @@ class TransferTrainer(BaseTrainer):
     def _precise_bn_batches(self) -> Iterator[list[dict]]:
         """Batches for Precise BN; the data set is read when the first one is needed."""
         cfg = self.cfg
-        samples = get_detection_dataset_dicts(
-            cfg.DATASETS.TRAIN,
-            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-            min_keypoints=(
-                cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
-            ),
-        )
         yield from PreciseBatches(
-            samples,
-            DatasetMapper(cfg, is_train=True),
+            training_samples(cfg),
+            self.build_train_mapper(cfg),
             batch_size=cfg.SOLVER.IMS_PER_BATCH,
             num_iter=cfg.TEST.PRECISE_BN.NUM_ITER,
-            seed=max(cfg.SEED, 0),
+            seed=cfg.SEED,
         )
+
+    @classmethod
+    def build_train_mapper(cls, cfg: CfgNode) -> Callable[[dict], dict]:
+        """What turns a sample into the model's input, augmented."""
+        return DatasetMapper(cfg, is_train=True)
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode, start_iter: int = 0) -> Iterable[list[dict]]:
+        """Batches from iteration `start_iter` on; see `build_loader`."""
+        return build_loader(cfg, cls.build_train_mapper(cfg), start_iter)
+
+    def train(self):
+        self.data_loader = self.build_train_loader(self.cfg, self.start_iter)
+        return super().train()
+
+    def run_step(self):
+        # What the model draws, such as proposals to learn from, is this iteration's own, so that
+        # a run that was stopped draws the same.
+        draw = generator(Stream.STEP, self.cfg.SEED, self.iter, comm.get_rank())
+        seed_all_rng(int(draw.integers(2**31)))
+        super().run_step()
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Resume from the last checkpoint of OUTPUT_DIR, or load MODEL.WEIGHTS entirely.

@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import COCOEvaluator, PascalVOCDetectionEvaluator, SemSegEvaluator
 from detectron2.structures import Boxes, Instances
 from detectron2.utils import comm
+from jobs import TIMES
 from support import run_processes
 from weights import RGB, detectron2_resnet, moco_checkpoint, register_tiny_coco
 
@@ -195,6 +196,7 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 9}, "needs 9 val"),
         ({"MODEL__BACKBONE__FREEZE_AT": 2}, "MODEL.BACKBONE.FREEZE_AT 2 without MODEL.WEIGHTS"),
         ({"MODEL__RESNETS__NORM": "FrozenBN"}, "MODEL.RESNETS.NORM FrozenBN"),
+        ({"DATALOADER__SAMPLER_TRAIN": "Mine"}, "SAMPLER_TRAIN is 'Mine'; known: TrainingSampler"),
         ({"MODEL__WEIGHTS": "nothing.pkl"}, "there is no weight file nothing.pkl"),
     ],
 )
@@ -247,6 +249,84 @@ def test_keypoints_are_evaluated_with_the_sigmas_of_the_config(pictures, tmp_pat
             evaluator.process([{"image_id": i}], [{"instances": found}])
         average_precision.append(evaluator.evaluate()["keypoints"]["AP"])
     assert average_precision == [0.0, pytest.approx(100.0)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+class StoppedAfterFour(TransferTrainer):
+    def run_step(self):
+        super().run_step()
+        if self.iter == 4:
+            raise Interrupted
+
+
+def test_a_stopped_and_resumed_run_ends_as_one_that_was_not_stopped(pictures, exported, tmp_path):
+    options = {
+        "SOLVER__MAX_ITER": 6,
+        "SOLVER__CHECKPOINT_PERIOD": 3,
+        "TEST__EVAL_PERIOD": 2,
+        "TEST__PRECISE_BN__ENABLED": True,
+        "INPUT__MIN_SIZE_TRAIN": (48, 64, 80),
+        "INPUT__CROP__ENABLED": True,
+    }
+    whole = tiny_config(tmp_path / "whole", exported, **options)
+    trainer = TransferTrainer(whole)
+    trainer.resume_or_load(resume=False)
+    trainer.train()
+    cut = tiny_config(tmp_path / "cut", exported, **options, DATALOADER__NUM_WORKERS=1)
+    trainer = StoppedAfterFour(cut)
+    trainer.resume_or_load(resume=False)
+    with pytest.raises(Interrupted):
+        trainer.train()
+    torch.manual_seed(99)  # a new process has another state
+    trainer = TransferTrainer(cut)
+    trainer.resume_or_load(resume=True)
+    assert trainer.start_iter == 3
+    trainer.train()
+    first, second = (
+        torch.load(tmp_path / run / "model_final.pth", weights_only=True)
+        for run in ("whole", "cut")
+    )
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    untimed = [
+        [{k: v for k, v in line.items() if k not in TIMES} for line in metrics(tmp_path / run)]
+        for run in ("whole", "cut")
+    ]
+    assert str(untimed[0]) == str(untimed[1])  # NaN is not equal to itself
+
+
+def test_a_seed_that_is_not_given_is_drawn_once(pictures, tmp_path):
+    cfg, notes = TransferTrainer.effective_config(tiny_config(tmp_path, SEED=-1), 1)
+    assert cfg.SEED >= 0 and f"SEED -> {cfg.SEED}, drawn at random" in notes
+    assert TransferTrainer.effective_config(cfg, 1) == (cfg, [])
+
+
+def test_rare_classes_are_sampled_more_often_on_request(pictures, tmp_path):
+    # Each class is in half the images: with threshold 1 each comes up sqrt(1 / 0.5) times.
+    repeated = {"SAMPLER_TRAIN": "RepeatFactorTrainingSampler", "REPEAT_THRESHOLD": 1.0}
+    options = {f"DATALOADER__{key}": value for key, value in repeated.items()}
+    cfg = tiny_config(tmp_path, **options, SOLVER__MAX_ITER=40)
+    seen = [
+        sample["image_id"] for batch in TransferTrainer.build_train_loader(cfg) for sample in batch
+    ]
+    assert len(seen) == 80
+    in_a_row = [a == b for a, b in zip(seen, seen[1:], strict=False)]
+    assert any(in_a_row) and set(seen) == {0, 1, 2, 3}  # an epoch of each image once has none
+
+
+def test_few_labels_are_the_seeds_and_nested(pictures, tmp_path):
+    def trained_on(few, seed):
+        cfg = tiny_config(tmp_path, DATASETS__FEW_LABELS=few, SEED=seed)
+        return {s["image_id"] for b in TransferTrainer.build_train_loader(cfg) for s in b}
+
+    assert len(trained_on(2.0, 1)) == 2 and len(trained_on(0.25, 1)) == 1
+    assert trained_on(0.25, 1) < trained_on(2.0, 1) == trained_on(2.0, 1)
+    assert len({frozenset(trained_on(2.0, seed)) for seed in range(5)}) > 1
+    with pytest.raises(ValueError, match="FEW_LABELS is 5, and there are only 4 images"):
+        trained_on(5.0, 1)
 
 
 def _two_processes(folder, pictures, weights):
