@@ -1,5 +1,6 @@
 """Several processes: launching them, DDP that also works on CPU, collectives on tensors."""
 
+import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -67,6 +68,24 @@ def _worker(local_rank: int, main: Callable, job: Job, device: str, args: tuple)
     rank, on_gpu = job.first_rank + local_rank, device.startswith("cuda")
     store = next(dist.rendezvous(job.url, rank, job.world_size, timeout=TIMEOUT))[0]
     store.set_timeout(TIMEOUT)
+    code = 0
+    try:
+        _member(store, rank, local_rank, main, job, on_gpu, args)
+    except SystemExit as end:
+        code = end.code
+    _leave(code)
+
+
+def _member(
+    store: dist.Store,
+    rank: int,
+    local_rank: int,
+    main: Callable,
+    job: Job,
+    on_gpu: bool,
+    args: tuple,
+) -> None:
+    """Run `main` as a member of the job's process group."""
     with stop_signals(), _guarded(Guard(store, job.host, rank, job.world_size)):
         dist.init_process_group(
             backend="nccl" if on_gpu else "gloo",
@@ -86,6 +105,18 @@ def _worker(local_rank: int, main: Callable, job: Job, device: str, args: tuple)
         # The group is left to the end of the process: destroying it waits for peers, who may be
         # gone.
         main(*args)
+
+
+def _leave(code: int | None) -> None:
+    """End this process without tearing the interpreter down.
+
+    gloo's threads may still drop the last tensors of a collective; one that does so while the
+    interpreter goes takes the process down with SIGABRT.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The command line as users start it: several processes, torchrun, SLURM, two machines."""
 
+import atexit
 import contextlib
 import os
 import re
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import jobs
 import pytest
+from detectron2.utils import comm
+from support import run_processes
+from torch.multiprocessing import ProcessExitedException
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -198,3 +202,26 @@ def test_two_machines_train_as_one_process_and_end_when_the_link_is_cut(images, 
     assert "process 1 of 2" in said[0] and "network between is gone" in said[0]
     assert "process 0 of 2" in said[1] and "network between is gone" in said[1]
     assert_agree(cfg, expected)
+
+
+def test_a_process_of_a_job_ends_without_tearing_the_interpreter_down(tmp_path):
+    """What threads of libraries still hold is dropped by the operating system; see `_leave`."""
+    with pytest.raises(ProcessExitedException, match="exit code 7"):
+        run_processes(_leave_traces, 2, str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["exit 0", "exit 1"]
+
+
+def _leave_traces(folder: str) -> None:
+    rank = comm.get_rank()
+    atexit.register(Path(folder, f"exit {rank}").touch)
+    # Modules of a dying interpreter lose their contents, this object among them.
+    sys.modules["trace"] = _Trace(Path(folder, f"torn down {rank}"))
+    raise SystemExit(7)
+
+
+class _Trace:
+    def __init__(self, path: Path):
+        self._touch = path.touch
+
+    def __del__(self):
+        self._touch()
