@@ -24,8 +24,8 @@ setup:  ## Install the pinned environment into .venv, if that is not done yet
 demo: setup  ## Pretrain, export and fine-tune on the built-in data set, on CPU
 	@"$(PY)" tools/demo.py
 
-test: setup  ## Run the tests
-	@"$(PY)" -m pytest
+test: setup  ## Run the tests, as many at a time as there are cores
+	@OMP_NUM_THREADS=1 "$(PY)" -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: setup  ## Check the style with ruff and black
 	@"$(PY)" -m ruff check .
