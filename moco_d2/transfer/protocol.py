@@ -89,10 +89,10 @@ def _facts(cfg: CfgNode) -> dict[str, Any]:
     solver = cfg.SOLVER
     facts = {key: value for key, value in _flat(cfg, "").items() if key not in _FREE}
     batch = solver.IMS_PER_BATCH
-    facts["images seen"] = float(solver.MAX_ITER * batch)
+    facts["images seen"] = solver.MAX_ITER * batch
     facts["learning rate per image"] = solver.BASE_LR / batch
-    facts["images before the learning rate drops"] = [float(s * batch) for s in solver.STEPS]
-    facts["images of warm-up"] = float(solver.WARMUP_ITERS * batch)
+    facts["images before the learning rate drops"] = [step * batch for step in solver.STEPS]
+    facts["images of warm-up"] = solver.WARMUP_ITERS * batch
     return facts
 
 
@@ -104,15 +104,20 @@ def _flat(node: CfgNode, prefix: str) -> dict[str, Any]:
         elif key == "NORM" and value in _SYNCHRONISED:
             flat[prefix + key] = "SyncBN"
         else:
-            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+            flat[prefix + key] = _as_lists(value)
     return flat
+
+
+def _as_lists(value: Any) -> Any:
+    """YAML makes lists of tuples."""
+    return [_as_lists(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
 def _same(here: Any, there: Any, tolerance: float) -> bool:
     if isinstance(here, list) and isinstance(there, list):
         pairs = zip(here, there, strict=False)
         return len(here) == len(there) and all(_same(a, b, tolerance) for a, b in pairs)
-    if isinstance(here, float) and isinstance(there, float):
+    if isinstance(here, (int, float)) and isinstance(there, (int, float)):
         return math.isclose(here, there, rel_tol=tolerance)
     return here == there
 
