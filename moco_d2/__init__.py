@@ -9,6 +9,8 @@ from moco_d2.data.synthetic import register_demo_datasets  # noqa: E402
 from moco_d2.modeling import fpn as _fpn  # noqa: E402, F401 (registers by import)
 from moco_d2.modeling import moco as _moco  # noqa: E402, F401
 from moco_d2.modeling import roi_heads as _roi_heads  # noqa: E402, F401
+from moco_d2.modeling import vit as _vit  # noqa: E402, F401
+from moco_d2.modeling import vit_pyramid as _vit_pyramid  # noqa: E402, F401
 
 register_demo_datasets()
 

@@ -34,6 +34,36 @@ def add_moco_config(cfg: CN) -> None:
     # can be solved by reading which images shared a BN group (Sec. 3.3 of the v1 paper).
     cfg.MODEL.MOCO.SHUFFLE_BN = True
 
+    # Keep a ViT's projection of patches at its random weights (v3, Sec. 4.2: stabler training).
+    cfg.MODEL.MOCO.FREEZE_PATCH_PROJECTION = False
+
+    # The ViT of build_vit_backbone (pretraining) and build_vit_sfp_backbone (detectors): ViT-B/16.
+    cfg.MODEL.VIT = CN()
+    cfg.MODEL.VIT.EMBED_DIM = 768
+    cfg.MODEL.VIT.DEPTH = 12
+    # MoCo v3's ViT-S has 12, others' 6: no tensor shows it.
+    cfg.MODEL.VIT.NUM_HEADS = 12
+    cfg.MODEL.VIT.PATCH_SIZE = 16
+    # Side, in pixels, of the images that the table of positions is for: that of the pretraining's
+    # views. For other images the table is stretched.
+    cfg.MODEL.VIT.IMG_SIZE = 224
+    # Width of an MLP's hidden layer, in EMBED_DIM.
+    cfg.MODEL.VIT.MLP_RATIO = 4.0
+    # Whether queries, keys and values have a bias.
+    cfg.MODEL.VIT.QKV_BIAS = True
+    # Pretraining: features are those of a class token, not of average pooling. Detectors: the
+    # pretrained ViT had one, so that its table of positions has an entry for it, which is not used.
+    cfg.MODEL.VIT.CLASS_TOKEN = False
+    # The rest is for detectors. Largest rate of stochastic depth; blocks from 0 up to it.
+    cfg.MODEL.VIT.DROP_PATH = 0.0
+    # Blocks, from 0, whose attention sees windows of WINDOW_SIZE x WINDOW_SIZE patches; 0: none.
+    cfg.MODEL.VIT.WINDOW_SIZE = 0
+    cfg.MODEL.VIT.WINDOW_BLOCKS = ()
+    # Learn relative positions besides; they start at zero.
+    cfg.MODEL.VIT.USE_REL_POS = False
+    # Pad all images to squares of so many pixels; 0: to the largest of the batch.
+    cfg.MODEL.VIT.SQUARE_PAD = 0
+
     # Images that share BN statistics in pretraining, on however many processes they lie.
     # 0: the whole global batch, which is SyncBN.
     cfg.MODEL.BN_GROUP_SIZE = 32

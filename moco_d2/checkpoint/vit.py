@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from moco_d2.checkpoint.files import WeightsError
 from moco_d2.checkpoint.verify import import_timm
+from moco_d2.modeling.vit import LAYER_NORM_EPS, PRETRAINED, build_vit, sincos_positions
 
-NAME = "build_vit_backbone"
 PATCHES = "patch_embed.proj.weight"
 POSITIONS = "pos_embed"
-# Of timm's, DINO's and MoCo v3's.
-LAYER_NORM_EPS = 1e-6
 HEAD_DIM = 64
 HeadsRule = Callable[[int], int | None]
 
@@ -88,7 +86,7 @@ def vit_architecture(
         raise WeightsError(f"{embed_dim} channels cannot be split over {num_heads} heads")
     depth = max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")) + 1
     return {
-        "name": NAME,
+        "name": PRETRAINED,
         "embed_dim": embed_dim,
         "depth": depth,
         "num_heads": num_heads,
@@ -111,21 +109,13 @@ def has_fixed_positions(positions: Tensor) -> bool:
     side = round(count**0.5)
     if side * side != count or width % 4:
         return False
-    frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    angles = torch.arange(side, dtype=torch.float64)[:, None] * frequencies
-    rows = angles.repeat_interleave(side, 0)
-    columns = angles.repeat(side, 1)
-    expected = torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], 1)
+    expected = sincos_positions(side, width)
     return torch.allclose(positions[0, 1:].double(), expected, atol=1e-5)
 
 
 class _ViTFeatures(nn.Module):
-    needs_timm = True
-
     def __init__(self, architecture: Mapping, convention: Mapping):
         super().__init__()
-        if self.needs_timm and import_timm() is None:
-            raise WeightsError("vision transformers need the package timm: pip install timm")
         self.body = self._build(architecture)
         self.image_size = architecture["img_size"]
         self._convention = convention
@@ -149,20 +139,7 @@ class Detectron2ViTFeatures(_ViTFeatures):
     """
 
     def _build(self, architecture: Mapping) -> nn.Module:
-        from detectron2.modeling.backbone.vit import ViT
-
-        return ViT(
-            img_size=architecture["img_size"],
-            patch_size=architecture["patch_size"],
-            embed_dim=architecture["embed_dim"],
-            depth=architecture["depth"],
-            num_heads=architecture["num_heads"],
-            mlp_ratio=architecture["mlp_ratio"],
-            qkv_bias=architecture["qkv_bias"],
-            norm_layer=partial(nn.LayerNorm, eps=LAYER_NORM_EPS),
-            pretrain_img_size=architecture["img_size"],
-            pretrain_use_cls_token=architecture["class_position"],
-        )
+        return build_vit(architecture)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """
@@ -179,7 +156,12 @@ class TimmViTFeatures(_ViTFeatures):
     """The patch tokens behind the blocks of timm's ViT."""
 
     def _build(self, architecture: Mapping) -> nn.Module:
-        body = import_timm().models.vision_transformer.VisionTransformer(
+        timm = import_timm()
+        if timm is None:
+            raise WeightsError(
+                "this file's features are checked in timm's own vision transformer: pip install timm"
+            )
+        body = timm.models.vision_transformer.VisionTransformer(
             img_size=architecture["img_size"],
             patch_size=architecture["patch_size"],
             embed_dim=architecture["embed_dim"],
@@ -207,8 +189,6 @@ class TimmViTFeatures(_ViTFeatures):
 
 class TorchvisionViTFeatures(_ViTFeatures):
     """The patch tokens behind the blocks of torchvision's ViT."""
-
-    needs_timm = False
 
     def _build(self, architecture: Mapping) -> nn.Module:
         from torchvision.models.vision_transformer import VisionTransformer

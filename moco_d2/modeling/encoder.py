@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from moco_d2.modeling.batch_norm import BatchNormGroups, group_batch_norms_
 from moco_d2.modeling.heads import build_projection_head
+from moco_d2.modeling.vit import freeze_patch_projection_
 
 
 class Encoder(nn.Module):
@@ -17,7 +18,8 @@ class Encoder(nn.Module):
         Args:
             backbone: any detectron2 backbone that returns `feature`. Its batch norms are made
                 grouped ones in place.
-            feature: name of the feature map that is pooled, e.g. "res5".
+            feature: name of the feature map that is pooled, e.g. "res5". A ViT's class token is a
+                map of one cell.
             head: (N, channels of the feature) -> (N, C).
             groups: which images share statistics.
         """
@@ -58,6 +60,8 @@ def build_encoder(cfg: CfgNode) -> Encoder:
     backbone = build_backbone(cfg)
     feature = list(backbone.output_shape())[-1]
     moco = cfg.MODEL.MOCO
+    if moco.FREEZE_PATCH_PROJECTION:
+        freeze_patch_projection_(backbone)
     head = build_projection_head(
         moco.HEAD, backbone.output_shape()[feature].channels, moco.MLP_DIM, moco.DIM
     )
