@@ -68,9 +68,36 @@ def tiny_pretrain_config(output_dir="", **overrides) -> CfgNode:
     return cfg
 
 
+def tiny_vit_options() -> dict:
+    """What makes :func:`tiny_pretrain_config` one of a small ViT."""
+    return {
+        "MODEL__BACKBONE__NAME": "build_vit_backbone",
+        "MODEL__VIT__EMBED_DIM": 48,
+        "MODEL__VIT__DEPTH": 2,
+        "MODEL__VIT__NUM_HEADS": 4,
+        "MODEL__VIT__IMG_SIZE": 32,
+    }
+
+
 def random_views(count: int, size: int, seed: int) -> list[torch.Tensor]:
     """Two uint8 (N, 3, H, W) views: the second is the first with noise."""
     rng = np.random.default_rng(seed)
     first = rng.integers(0, 256, (count, 3, size, size))
     second = np.clip(first + rng.integers(-40, 41, first.shape), 0, 255)
     return [torch.from_numpy(v.astype(np.uint8)) for v in (first, second)]
+
+
+def sincos_reference(side: int, channels: int) -> np.ndarray:
+    """MoCo v3's positions, written out from the paper's formula: rows first, each of the two
+    coordinates with its sines, then its cosines. float64 (side * side, channels)."""
+    quarter = channels // 4
+    table = np.zeros((side, side, channels))
+    for row in range(side):
+        for column in range(side):
+            for i in range(quarter):
+                omega = 1 / 10000 ** (i / quarter)
+                table[row, column, i] = np.sin(row * omega)
+                table[row, column, quarter + i] = np.cos(row * omega)
+                table[row, column, 2 * quarter + i] = np.sin(column * omega)
+                table[row, column, 3 * quarter + i] = np.cos(column * omega)
+    return table.reshape(-1, channels)

@@ -159,7 +159,7 @@ class TimmViTFeatures(_ViTFeatures):
         timm = import_timm()
         if timm is None:
             raise WeightsError(
-                "this file's features are checked in timm's own vision transformer: pip install timm"
+                "such a file's features are checked in timm's own network: pip install timm"
             )
         body = timm.models.vision_transformer.VisionTransformer(
             img_size=architecture["img_size"],

@@ -13,6 +13,7 @@ from detectron2.utils.logger import setup_logger
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
+from moco_d2.engine.backbones import check_backbone
 from moco_d2.engine.distributed import create_ddp_model
 from moco_d2.engine.history import ScalarHistory, forget_metrics
 from moco_d2.engine.hooks import Checkpoints, Evaluation, ScalarWriter
@@ -77,6 +78,7 @@ class BaseTrainer(DefaultTrainer):
         if cfg.LOG_PERIOD < 1:
             raise UserError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
         recipe.check_checkpoints(cfg)
+        check_backbone(cfg)
         notes = recipe.resolve_device(cfg)
         amp = cfg.SOLVER.AMP
         if amp.ENABLED and amp.PRECISION not in PRECISIONS:

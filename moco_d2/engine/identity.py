@@ -2,6 +2,7 @@
 
 from detectron2.config import CfgNode
 
+from moco_d2.engine.backbones import backbone_architecture
 from moco_d2.errors import UserError
 
 
@@ -10,25 +11,16 @@ class RunIdentity:
     silently become another run."""
 
     def __init__(self, cfg: CfgNode, num_images: int):
-        resnets, model = cfg.MODEL.RESNETS, cfg.MODEL
+        model = cfg.MODEL
         self._values = {
             "meta_architecture": model.META_ARCHITECTURE,
             "input": {
                 "format": cfg.INPUT.FORMAT,
                 "pixel_mean": list(model.PIXEL_MEAN),
                 "pixel_std": list(model.PIXEL_STD),
-                "stride_in_1x1": resnets.STRIDE_IN_1X1,
+                "stride_in_1x1": model.RESNETS.STRIDE_IN_1X1,
             },
-            "backbone": {
-                "name": model.BACKBONE.NAME,
-                "depth": resnets.DEPTH,
-                "num_groups": resnets.NUM_GROUPS,
-                "width_per_group": resnets.WIDTH_PER_GROUP,
-                "res2_out_channels": resnets.RES2_OUT_CHANNELS,
-                "stem_out_channels": resnets.STEM_OUT_CHANNELS,
-                "norm": resnets.NORM,
-                "out_features": list(resnets.OUT_FEATURES),
-            },
+            "backbone": backbone_architecture(cfg),
             "dim": model.MOCO.DIM,
             "head": model.MOCO.HEAD,
             "seed": cfg.SEED,

@@ -7,6 +7,7 @@ from detectron2.config import CfgNode
 from detectron2.utils import comm
 from tabulate import tabulate
 
+from moco_d2.engine.backbones import backbone_title, has_batch_norm, is_vit
 from moco_d2.errors import UserError
 
 
@@ -49,7 +50,9 @@ def check_groups(cfg: CfgNode, world_size: int) -> None:
     """
     share = check_share(cfg, world_size)
     batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
-    if group == 1 or batch == 1:
+    if not has_batch_norm(cfg):
+        group = 1  # every image is on its own
+    elif group == 1 or batch == 1:
         raise UserError(
             f"MODEL.BN_GROUP_SIZE {group} with SOLVER.IMS_PER_BATCH {batch} makes BN groups of one "
             "image, whose statistics are those of the image itself, so that nothing can be "
@@ -65,9 +68,10 @@ def check_groups(cfg: CfgNode, world_size: int) -> None:
         )
     parts = cfg.SOLVER.ACCUMULATE
     if parts != 1 and not _splits(share, group, parts):
+        groups = f" of whole BN groups of {group or batch} images (MODEL.BN_GROUP_SIZE)"
         raise UserError(
-            f"SOLVER.ACCUMULATE {parts} does not divide {share} images per process into parts of "
-            f"whole BN groups of {group or batch} images (MODEL.BN_GROUP_SIZE); possible here: "
+            f"SOLVER.ACCUMULATE {parts} does not divide {share} images per process into equal parts"
+            f"{groups if has_batch_norm(cfg) else ''}; possible here: "
             f"{[p for p in range(1, share + 1) if p == 1 or _splits(share, group, p)]}"
         )
 
@@ -98,7 +102,7 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
         raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
         raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
-    if "BN" in model.RESNETS.NORM:
+    if has_batch_norm(cfg):
         if not moco.SHUFFLE_BN:
             warnings.append(
                 "MODEL.MOCO.SHUFFLE_BN is off: BN statistics tell a query which key shares its "
@@ -109,6 +113,11 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
                 f"one BN group of all {batch} images: queries and keys share their statistics, so "
                 "shuffling hides nothing; use a MODEL.BN_GROUP_SIZE below the batch"
             )
+    if is_vit(cfg) and model.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:
+        warnings.append(
+            f"MODEL.VIT.IMG_SIZE {model.VIT.IMG_SIZE} is not INPUT.VIEWS.SIZE "
+            f"{cfg.INPUT.VIEWS.SIZE}: the ViT's positions are stretched to the views"
+        )
     if num_images < moco.QUEUE_SIZE:
         warnings.append(
             f"MODEL.MOCO.QUEUE_SIZE {moco.QUEUE_SIZE} exceeds the {num_images} images: the "
@@ -134,8 +143,8 @@ def check_checkpoints(cfg: CfgNode) -> None:
 
 
 def check_frozen(cfg: CfgNode) -> None:
-    """Refuse a backbone that is frozen, in part or in its norms, at random weights."""
-    if cfg.MODEL.WEIGHTS:
+    """Refuse a ResNet that is frozen, in part or in its norms, at random weights."""
+    if cfg.MODEL.WEIGHTS or is_vit(cfg):
         return
     if cfg.MODEL.RESNETS.NORM == "FrozenBN":
         raise UserError(
@@ -219,7 +228,7 @@ def common_rows(cfg: CfgNode, world_size: int) -> list[tuple[str, str]]:
             f"(norms {solver.WEIGHT_DECAY_NORM:g})",
         ),
         ("schedule", schedule),
-        ("backbone", f"{model.BACKBONE.NAME}, depth {model.RESNETS.DEPTH}, {model.RESNETS.NORM}"),
+        ("backbone", backbone_title(cfg)),
         ("input", f"{cfg.INPUT.FORMAT}, mean {model.PIXEL_MEAN}, std {model.PIXEL_STD}"),
         ("weights", model.WEIGHTS or "none: random initialisation"),
         ("hardware", f"{model.DEVICE}, {precision}"),
@@ -244,8 +253,12 @@ def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
         ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
         (
             "BN groups",
-            f"{batch // group} of {group} images, keys "
-            + ("shuffled" if moco.SHUFFLE_BN else "not shuffled"),
+            (
+                f"{batch // group} of {group} images, keys "
+                + ("shuffled" if moco.SHUFFLE_BN else "not shuffled")
+                if has_batch_norm(cfg)
+                else "none: no batch norm"
+            ),
         ),
         ("head", f"{moco.HEAD}, {moco.DIM} dimensions"),
         (
@@ -266,11 +279,16 @@ def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
     few = cfg.DATASETS.FEW_LABELS
     part = f"{few:.4g} of the images" if few < 1 else f"{few:g} images"
     labels = f"of {part}, drawn by the seed" if few else "of all images"
-    return [
+    rows = [
         ("labels", labels),
         ("test", ", ".join(cfg.DATASETS.TEST)),
         ("model", f"{model.META_ARCHITECTURE}, {model.ROI_HEADS.NAME}"),
         ("FPN norm", model.FPN.NORM or "none"),
+    ]
+    if is_vit(cfg):
+        return rows
+    return [
+        *rows,
         ("frozen", f"up to stage {model.BACKBONE.FREEZE_AT}"),
         ("stride in 1x1", str(model.RESNETS.STRIDE_IN_1X1)),
     ]

@@ -5,7 +5,7 @@ from detectron2.config import CfgNode
 from detectron2.modeling import Backbone, build_backbone
 from torch import Tensor, nn
 
-from moco_d2.modeling.batch_norm import BatchNormGroups, group_batch_norms_
+from moco_d2.modeling.batch_norm import BatchNormGroups, GroupedBatchNorm2d, group_batch_norms_
 from moco_d2.modeling.heads import build_projection_head
 from moco_d2.modeling.vit import freeze_patch_projection_
 
@@ -28,6 +28,7 @@ class Encoder(nn.Module):
         self.feature = feature
         self.head = head
         self.groups = groups
+        self._is_grouped = any(isinstance(m, GroupedBatchNorm2d) for m in backbone.modules())
         if groups.channels_last:
             self.to(memory_format=torch.channels_last)
 
@@ -41,7 +42,7 @@ class Encoder(nn.Module):
             (N, channels of the feature), in the order of the images.
         """
         order = None
-        if self.training:
+        if self.training and self._is_grouped:
             order = self.groups.memory_order(len(images), images.device)
         if order is not None:
             images = images.index_select(0, order)

@@ -36,9 +36,9 @@ def build_vit_sfp_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimpleFeatur
     trained on. Patches of 16 pixels give the levels p2 to p5, and p6 on top.
 
     Raises:
-        UserError: see :func:`_check`.
+        UserError: see :func:`check_vit_pyramid`.
     """
-    _check(cfg)
+    check_vit_pyramid(cfg)
     vit = cfg.MODEL.VIT
     net = build_vit(
         vit_architecture_of(cfg),
@@ -63,8 +63,9 @@ def build_vit_sfp_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimpleFeatur
     )
 
 
-def _check(cfg: CfgNode) -> None:
-    """
+def check_vit_pyramid(cfg: CfgNode) -> None:
+    """Refuse a `MODEL.VIT` that cannot be built as a detector's, or would cut images.
+
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
@@ -72,8 +73,13 @@ def _check(cfg: CfgNode) -> None:
     check_vit_sizes(vit)
     if vit.PATCH_SIZE < 4 or vit.PATCH_SIZE & (vit.PATCH_SIZE - 1):
         raise UserError(
-            f"MODEL.VIT.PATCH_SIZE is {vit.PATCH_SIZE}; the strides of a feature pyramid are powers "
-            "of 2, so pretrain a ViT with patches of 8 or 16 for detection"
+            f"MODEL.VIT.PATCH_SIZE is {vit.PATCH_SIZE}; the strides of a feature pyramid are "
+            "powers of 2, so pretrain a ViT with patches of 8 or 16 for detection"
+        )
+    if not cfg.MODEL.FPN.NORM:
+        raise UserError(
+            "MODEL.FPN.NORM is empty, and detectron2's SimpleFeaturePyramid cannot do without a "
+            "norm; set it to LN, as in ViTDet"
         )
     if not 0.0 <= vit.DROP_PATH < 1.0:
         raise UserError(f"MODEL.VIT.DROP_PATH is {vit.DROP_PATH}; it must lie in [0, 1)")

@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 from layouts import STATED_HALF, VIT_SAMPLES, layers, save_vit, vit, vit_features, vits
+from support import sincos_reference
 from torch import nn
 from torchvision.models import VisionTransformer
 
@@ -100,25 +101,9 @@ def test_torchvision_gets_a_whole_network_where_the_source_has_one(tmp_path):
         torch.testing.assert_close(model(images), vits(384, 12)[0].float()(images))
 
 
-def moco_v3_positions(side, channels):
-    """Written out by hand from the paper's code: rows first, each with sines, then cosines."""
-    quarter = channels // 4
-    table = np.zeros((side, side, channels))
-    for row in range(side):
-        for column in range(side):
-            for i in range(quarter):
-                omega = 1 / 10000 ** (i / quarter)
-                values = (row * omega, row * omega, column * omega, column * omega)
-                for part, (angle, wave) in enumerate(
-                    zip(values, (np.sin, np.cos) * 2, strict=True)
-                ):
-                    table[row, column, part * quarter + i] = wave(angle)
-    positions = np.concatenate([np.zeros((1, channels)), table.reshape(-1, channels)])
-    return torch.from_numpy(positions[None]).float()
-
-
 def test_moco_v3s_vit_is_not_taken_for_timms_when_it_comes_in_timms_names(tmp_path):
-    positions = moco_v3_positions(3, 384)
+    table = torch.from_numpy(sincos_reference(3, 384)).float()
+    positions = torch.cat([torch.zeros(1, 384), table])[None]
     assert has_fixed_positions(positions)
     assert not has_fixed_positions(positions.flip(1))
     state = {**vit(0).state_dict(), "pos_embed": positions}
