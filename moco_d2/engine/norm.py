@@ -1,4 +1,6 @@
-"""Batch norm in transfer: what the hardware can run."""
+"""Batch norm in transfer: what the hardware can run, and over how many images."""
+
+from collections.abc import Iterator
 
 from detectron2.config import CfgNode
 
@@ -10,32 +12,43 @@ def resolve_norms(cfg: CfgNode, world_size: int, has_cuda: bool) -> list[str]:
     """Replace synchronised BN everywhere in a config, in place, where it cannot run.
 
     With several GPUs it stays. Several processes without GPUs get detectron2's naiveSyncBN, which
-    gloo runs; one process gets BN, which is the same there. Other norms are left alone.
+    gloo runs; one process gets BN, which is the same there. Other norms are left alone. The norm
+    of the backbone, MODEL.RESNETS.NORM, is also that after res5 in C4 detectors and that of DC5's
+    convolution.
 
     Args:
-        cfg: not frozen. Every key named NORM is looked at, however deep.
+        cfg: not frozen, with the batch that runs. Every key named NORM is looked at, however deep.
         world_size: number of processes.
         has_cuda: whether the model runs on GPUs.
 
     Returns:
-        one line for each key that changed.
+        one line for each key that changed, and one for each whose statistics are of less than the
+        batch.
     """
-    if world_size > 1 and has_cuda:
-        return []
-    new, why = (
-        ("BN", "the same with one process")
-        if world_size == 1
-        else ("naiveSyncBN", f"{world_size} processes without GPUs")
-    )
-    return _replace_(cfg, "", new, why)
+    batch, lines = cfg.SOLVER.IMS_PER_BATCH, []
+    for path, node in _norms(cfg, ""):
+        norm = node.NORM
+        if norm in SYNCHRONISED and world_size == 1:
+            node.NORM = "BN"
+            lines.append(f"{path}: {norm} -> BN (the same with one process, all {batch} images)")
+        elif norm in SYNCHRONISED and not has_cuda:
+            node.NORM = "naiveSyncBN"
+            lines.append(
+                f"{path}: {norm} -> naiveSyncBN ({world_size} processes without GPUs; statistics "
+                f"of all {batch} images, as before)"
+            )
+        elif norm == "BN" and world_size > 1:
+            lines.append(
+                f"{path}: BN has statistics of the {batch // world_size} images of each process; "
+                f"SyncBN has those of all {batch}"
+            )
+    return lines
 
 
-def _replace_(node: CfgNode, path: str, new: str, why: str) -> list[str]:
-    lines = []
+def _norms(node: CfgNode, path: str) -> Iterator[tuple[str, CfgNode]]:
+    """Every key NORM: its full name and the node that has it."""
     for key, value in node.items():
         if isinstance(value, CfgNode):
-            lines += _replace_(value, f"{path}{key}.", new, why)
-        elif key == "NORM" and value in SYNCHRONISED:
-            node[key] = new
-            lines.append(f"{path}{key}: {value} -> {new} ({why})")
-    return lines
+            yield from _norms(value, f"{path}{key}.")
+        elif key == "NORM":
+            yield path + key, node

@@ -27,6 +27,7 @@ from moco_d2.engine.detection import build_loader, check_sampler, training_sampl
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
+from moco_d2.engine.scaling import scale_to_processes
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import EVALUATORS, check_packages, evaluator_type
 
@@ -76,16 +77,11 @@ class TransferTrainer(BaseTrainer):
                     f"{change} (stated by MODEL.WEIGHTS)"
                     for change in apply_input_convention(cfg, convention)
                 ]
-        notes += resolve_norms(cfg, world_size, cfg.MODEL.DEVICE != "cpu")
-        scaled = cls.auto_scale_workers(cfg, world_size)
-        if scaled is not cfg:
-            notes.append(
-                f"SOLVER.REFERENCE_WORLD_SIZE {cfg.SOLVER.REFERENCE_WORLD_SIZE} -> {world_size}: "
-                "batch, lr and iterations are scaled"
-            )
-        notes += recipe.resolve_seed(scaled)
-        scaled.freeze()
-        return scaled, notes
+        cfg, scaling = scale_to_processes(cfg, world_size)
+        notes += scaling + resolve_norms(cfg, world_size, cfg.MODEL.DEVICE != "cpu")
+        notes += recipe.resolve_seed(cfg)
+        cfg.freeze()
+        return cfg, notes
 
     @classmethod
     def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:

@@ -39,6 +39,7 @@ _FREE = (
     "SOLVER.MAX_ITER",
     "SOLVER.STEPS",
     "SOLVER.WARMUP_ITERS",
+    "TEST.PRECISE_BN.NUM_ITER",
 )
 # What SyncBN may have become on the hardware: see moco_d2.engine.norm.
 _SYNCHRONISED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "BN")
@@ -93,6 +94,7 @@ def _facts(cfg: CfgNode) -> dict[str, Any]:
     facts["learning rate per image"] = solver.BASE_LR / batch
     facts["images before the learning rate drops"] = [step * batch for step in solver.STEPS]
     facts["images of warm-up"] = solver.WARMUP_ITERS * batch
+    facts["images of precise BN"] = cfg.TEST.PRECISE_BN.NUM_ITER * batch
     return facts
 
 

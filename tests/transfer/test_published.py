@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from detectron2.engine import DefaultTrainer
 
+from moco_d2.engine.scaling import scale_to_processes
 from moco_d2.transfer.protocol import departures, load_config
 from moco_d2.transfer.published import PATH, parse, published_results
 
@@ -61,8 +61,7 @@ def test_a_tasks_own_config_is_its_protocol(name):
 @pytest.mark.parametrize("processes", [1, 2, 4, 5, 8, 16, 64])
 def test_linear_scaling_keeps_to_the_protocol(processes):
     cfg = load_config(CONFIGS / f"{VOC}.yaml")
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
-    assert departures(VOC, DefaultTrainer.auto_scale_workers(cfg, processes)) == []
+    assert departures(VOC, scale_to_processes(cfg, processes)[0]) == []
 
 
 @pytest.mark.parametrize(

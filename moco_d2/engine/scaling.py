@@ -1,0 +1,76 @@
+"""The hardware rule of transfer: the same images per process on any number of processes."""
+
+from detectron2.config import CfgNode
+from detectron2.engine import DefaultTrainer
+
+from moco_d2.errors import UserError
+
+_SCALED = (
+    "SOLVER.IMS_PER_BATCH",
+    "SOLVER.BASE_LR",
+    "SOLVER.MAX_ITER",
+    "SOLVER.STEPS",
+    "SOLVER.WARMUP_ITERS",
+    "SOLVER.CHECKPOINT_PERIOD",
+    "TEST.EVAL_PERIOD",
+    "TEST.PRECISE_BN.NUM_ITER",
+)
+
+
+def scale_to_processes(cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str]]:
+    """Scale a recipe for SOLVER.REFERENCE_WORLD_SIZE processes linearly to another number.
+
+    detectron2's rule, which is the one that MoCo's authors give for fewer GPUs
+    (facebookresearch/moco#11): batch and learning rate in proportion, all that counts iterations
+    in inverse proportion, so that a run sees as many images and the learning rate per image
+    stays. Here it includes the iterations of precise BN. With REFERENCE_WORLD_SIZE 0, or the number
+    that is there, nothing changes.
+
+    Args:
+        cfg: not frozen; left as it is.
+        world_size: number of processes.
+
+    Returns:
+        the scaled config, not frozen, and a line of what changed, if anything did.
+
+    Raises:
+        UserError: no process would have a whole number of images.
+    """
+    reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    if reference in (0, world_size):
+        if batch % world_size:
+            raise UserError(
+                f"SOLVER.IMS_PER_BATCH {batch} does not divide by {world_size} processes; give "
+                "another batch or another number of processes"
+            )
+        return cfg, []
+    if batch % reference:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {batch} is for SOLVER.REFERENCE_WORLD_SIZE {reference} "
+            "processes, and does not divide by them; set REFERENCE_WORLD_SIZE 0 to take this "
+            "batch on any number of processes"
+        )
+    scaled = DefaultTrainer.auto_scale_workers(cfg, world_size)
+    precise = scaled.TEST.PRECISE_BN
+    precise.NUM_ITER = max(1, round(precise.NUM_ITER * reference / world_size))
+    changes = [
+        f"{key} {before} -> {after}"
+        for key in _SCALED
+        if (before := _shown(cfg, key)) != (after := _shown(scaled, key))
+    ]
+    fewer = (
+        f"; batch norm sees {scaled.SOLVER.IMS_PER_BATCH} images instead of {batch}, and "
+        "SOLVER.REFERENCE_WORLD_SIZE 0 keeps the whole batch, if it fits"
+        if world_size < reference
+        else ""
+    )
+    return scaled, [
+        f"SOLVER.REFERENCE_WORLD_SIZE {reference} -> {world_size}: {', '.join(changes)}{fewer}"
+    ]
+
+
+def _shown(cfg: CfgNode, key: str) -> str:
+    value = cfg
+    for part in key.split("."):
+        value = value[part]
+    return f"{value:g}" if isinstance(value, float) else str(value)
