@@ -80,11 +80,16 @@ class WeightFile:
         return value if isinstance(value, Mapping) else {}
 
     def sha256(self) -> str:
-        digest = hashlib.sha256()
-        with open(self.path, "rb") as f:
-            while chunk := f.read(1 << 20):
-                digest.update(chunk)
-        return digest.hexdigest()
+        return sha256(self.path)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_weight_file(path: str, *, unsafe_pickle: bool = False) -> WeightFile:

@@ -88,8 +88,10 @@ class Cell:
         trial: from 1.
         seed: of the trial's runs.
         steps: commands, run in this order.
-        inputs: what besides the commands decides the result, by name: plain values such as hashes
-            of files and settings of a config.
+        inputs: what besides the commands decides the result, by name: plain values, such as those
+            of a config's keys.
+        files: files that decide it, by path, with their SHA-256.
+        place: the folder in `root`; "": group/variant/trial_k.
     """
 
     root: Path
@@ -99,10 +101,12 @@ class Cell:
     seed: int
     steps: tuple[Step, ...] = ()
     inputs: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.group}/{self.variant}/trial_{self.trial}"
+        return self.place or f"{self.group}/{self.variant}/trial_{self.trial}"
 
     @property
     def folder(self) -> Path:
@@ -135,20 +139,27 @@ class Cell:
 
     def steps_done(self) -> int:
         """Steps that have ended well."""
-        return (read_json(self.folder / "plan.json") or {}).get("steps_done", 0)
+        return self._record().get("steps_done", 0)
 
-    def write_plan(self, steps_done: int) -> None:
-        content = {"plan": self.plan(), "steps_done": steps_done}
+    def seconds(self) -> float:
+        """How long its commands ran, in all starts that a kill has not cut off."""
+        return self._record().get("seconds", 0.0)
+
+    def write_plan(self, steps_done: int, seconds: float) -> None:
+        content = {"plan": self.plan(), "steps_done": steps_done, "seconds": round(seconds, 1)}
         write_json(self.folder / "plan.json", content)
+
+    def _record(self) -> dict[str, Any]:
+        return read_json(self.folder / "plan.json") or {}
 
     def plan(self) -> dict[str, Any]:
         """What decides the result of the cell. The interpreter's place does not."""
         commands = [[word for word in s.command if word != sys.executable] for s in self.steps]
-        return {"seed": self.seed, **self.inputs, "commands": commands}
+        return {"seed": self.seed, **self.files, **self.inputs, "commands": commands}
 
     def replanned(self) -> str | None:
         """What of the plan differs from that of the runs in the folder; None: nothing does."""
-        before = (read_json(self.folder / "plan.json") or {}).get("plan")
+        before = self._record().get("plan")
         now = json.loads(json.dumps(self.plan()))
         if before is None or before == now:
             return None
@@ -166,13 +177,8 @@ class Cell:
                 found.update({key: value for key, value in record.items() if is_result(key)})
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
-    def write_result(self, seconds: float, error: str | None = None) -> dict[str, Any]:
-        """Write cell.json.
-
-        Args:
-            seconds: that the cell ran, over all starts.
-            error: why it failed; None: it did not.
-        """
+    def write_result(self, error: str | None = None) -> dict[str, Any]:
+        """Write cell.json; `error` says why the cell failed, None that it did not."""
         result = {
             "task": self.group,
             "init": self.variant,
@@ -180,7 +186,7 @@ class Cell:
             "seed": self.seed,
             "status": DONE if error is None else FAILED,
             "metrics": self.measured() if error is None else {},
-            "seconds": round(seconds, 1),
+            "seconds": self.seconds(),
             "error": error,
             "command": "; ".join(shlex.join(step.command[1:]) for step in self.steps),
         }

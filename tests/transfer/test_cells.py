@@ -12,7 +12,7 @@ from moco_d2.transfer.cells import Cell, is_result, training_step, write_results
 def cell(tmp_path):
     folder = tmp_path / "voc/random/trial_1"
     step = training_step("train", "a.yaml", folder, ["SEED", 1], iterations=4)
-    return Cell(tmp_path, "voc", "random", 1, 1, (step,), {"weights": None})
+    return Cell(tmp_path, "voc", "random", 1, 1, (step,), {"SOLVER.MAX_ITER": 4}, {"a.pkl": "0a"})
 
 
 def log(cell, *records):
@@ -44,8 +44,9 @@ def test_results_hold_the_cells_that_have_ended(cell, tmp_path):
     other = Cell(tmp_path, "voc", "moco", 1, 1)
     broken = Cell(tmp_path, "voc", "moco", 2, 2)
     log(cell, {"iteration": 3, "total_loss": 1.0, "bbox/AP": 4.5})
-    cell.write_result(12.34)
-    broken.write_result(1.0, "there is no weight file a.pkl")
+    cell.write_plan(1, 12.34)
+    cell.write_result()
+    broken.write_result("there is no weight file a.pkl")
     about = {"command": "c", "environment": {}, "date": "2020-01-01", "tasks": [], "inits": []}
     write_results(tmp_path, [cell, other, broken], **about, summary=[])
     cells = json.loads((tmp_path / "results.json").read_text())["cells"]
@@ -59,7 +60,10 @@ def test_results_hold_the_cells_that_have_ended(cell, tmp_path):
 
 def test_a_cell_notices_that_its_plan_has_changed(cell):
     assert cell.replanned() is None and cell.steps_done() == 0
-    cell.write_plan(steps_done=1)
+    cell.write_plan(1, 2.0)
     assert cell.replanned() is None and cell.steps_done() == 1
-    cell.inputs["weights"] = "0a1b"
-    assert cell.replanned() == 'weights was null and is "0a1b"'
+    cell.files["a.pkl"] = "1b"
+    assert cell.replanned() == 'a.pkl was "0a" and is "1b"'
+    cell.files["a.pkl"] = "0a"
+    cell.inputs["SOLVER.MAX_ITER"] = 5
+    assert cell.replanned() == "SOLVER.MAX_ITER was 4 and is 5"
