@@ -6,7 +6,8 @@ check_requirements()
 
 from moco_d2.config import add_moco_config  # noqa: E402
 from moco_d2.data.synthetic import register_demo_datasets  # noqa: E402
-from moco_d2.modeling import dc5 as _dc5  # noqa: E402, F401 (registers by import)
+from moco_d2.modeling import classifier as _classifier  # noqa: E402, F401 (registers by import)
+from moco_d2.modeling import dc5 as _dc5  # noqa: E402, F401
 from moco_d2.modeling import fpn as _fpn  # noqa: E402, F401
 from moco_d2.modeling import moco as _moco  # noqa: E402, F401
 from moco_d2.modeling import roi_heads as _roi_heads  # noqa: E402, F401

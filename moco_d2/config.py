@@ -64,6 +64,17 @@ def add_moco_config(cfg: CN) -> None:
     # Pad all images to squares of so many pixels; 0: to the largest of the batch.
     cfg.MODEL.VIT.SQUARE_PAD = 0
 
+    cfg.MODEL.CLASSIFIER = CN()
+    # Classes that ImageClassifier tells apart; 0: those of DATASETS.TRAIN.
+    cfg.MODEL.CLASSIFIER.NUM_CLASSES = 0
+    # Share of each target that is spread evenly over all classes.
+    cfg.MODEL.CLASSIFIER.LABEL_SMOOTHING = 0.0
+    # Linear classification: train the last layer alone. The backbone stays in eval mode, and that
+    # none of its tensors has changed is checked.
+    cfg.MODEL.CLASSIFIER.FREEZE_BACKBONE = False
+    # Allow FREEZE_BACKBONE without MODEL.WEIGHTS: what random features are worth.
+    cfg.MODEL.CLASSIFIER.RANDOM_BACKBONE = False
+
     # Images that share BN statistics in pretraining, on however many processes they lie.
     # 0: the whole global batch, which is SyncBN.
     cfg.MODEL.BN_GROUP_SIZE = 32

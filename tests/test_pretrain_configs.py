@@ -39,6 +39,7 @@ CONFIGS = [
 # What makes a config small. What is stated here of a method's own numbers only shortens it.
 SMALL = {
     "MODEL.DEVICE": "cpu",
+    "MODEL.CLASSIFIER.RANDOM_BACKBONE": True,  # there are no weights to start from
     "MODEL.MOCO.DIM": 16,
     "MODEL.MOCO.MLP_DIM": 32,
     "MODEL.MOCO.QUEUE_SIZE": 12,

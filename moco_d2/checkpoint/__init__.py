@@ -9,6 +9,7 @@ from moco_d2.checkpoint.conversion import ConversionReport, convert
 from moco_d2.checkpoint.files import CheckError, WeightsError
 from moco_d2.checkpoint.loading import (
     LoadReport,
+    load_classifier_weights_,
     load_detector_weights_,
     load_pretraining_weights_,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "convert",
     "format_rows",
     "load_backbone",
+    "load_classifier_weights_",
     "load_detector_weights_",
     "load_pretraining_weights_",
     "read_backbone",

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.files import CheckError, WeightFile, WeightsError, read_weight_file
 from moco_d2.checkpoint.formats import detect_format, split_tensors
+from moco_d2.checkpoint.reading import read_backbone
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 
@@ -16,6 +17,7 @@ from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 # has. A C4 detector keeps its last stage, without the extra norm, in the RoI heads.
 BODIES = (r"backbone\.bottom_up\.", r"backbone\.net\.", r"backbone\.")
 ENCODER = r"encoder_[qk]\.backbone\."
+CLASSIFIER = "encoder.backbone."  # of ImageClassifier
 RES5_IN_ROI_HEADS = r"roi_heads\.(?=res5\.\d)"
 # What a detector's ViT has more than a pretrained one: relative positions, which begin at zero,
 # and convolutional blocks, which begin as the identity.
@@ -135,6 +137,43 @@ def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
     return _load_backbone_(model, file, ENCODER)
 
 
+def load_classifier_weights_(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
+    """Fill an ImageClassifier's backbone from a file of any known format, or all of it.
+
+    Args:
+        model: with `encoder.backbone`, in DDP or not.
+        path: what :func:`read_backbone` reads; of a classifier's checkpoint, its backbone.
+        whole: accept a whole classifier only, since the model is not going to be trained.
+
+    Raises:
+        WeightsError: the file cannot be read, or is of another kind.
+        CheckError: a tensor is missing, left over or of another shape.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if whole:
+        file = read_weight_file(path)
+        if detect_format(file, FORMATS) != "moco_d2_classifier":
+            raise WeightsError(
+                f"{file.name} holds a backbone only; to evaluate, MODEL.WEIGHTS must name the "
+                "checkpoint of a trained ImageClassifier"
+            )
+        return _load_whole_(model, file)
+    source = read_backbone(path)
+    _check_heads(model, source.file.name, source.architecture.get("num_heads"))
+    state = model.state_dict()
+    needed = {n.removeprefix(CLASSIFIER): t for n, t in state.items() if n.startswith(CLASSIFIER)}
+    extras = {n: tensor for n, tensor in source.extras.items() if n in needed}
+    given = {**source.tensors, **extras}
+    mismatch = compare_tensors(needed, given)
+    if mismatch:
+        raise CheckError(f"{source.file.name} does not fit the backbone of this model - {mismatch}")
+    filled = {CLASSIFIER + n: tensor for n, tensor in given.items() if n in needed}
+    model.load_state_dict(filled, strict=False)
+    new = [n for n in state if n not in filled and not is_counter(n)]
+    return LoadReport(source.file.name, len(filled), new, whole=False)
+
+
 def _load_whole_(model: nn.Module, file: WeightFile) -> LoadReport:
     needed = model.state_dict()
     given = {n: t for n, t in file.state.items() if not re.fullmatch(NOT_WEIGHTS, n)}
@@ -153,7 +192,7 @@ def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadRepor
     """
     entry = FORMATS[_check_is_backbone(file)]
     backbone = split_tensors(entry, file, "query").backbone
-    _check_heads(model, file)
+    _check_heads(model, file.name, file.section("source").get("architecture", {}).get("num_heads"))
     state = model.state_dict()
     sources = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
     needed = {
@@ -170,17 +209,19 @@ def _load_backbone_(model: nn.Module, file: WeightFile, place: str) -> LoadRepor
     return LoadReport(file.name, len(filled), new, whole=False)
 
 
-def _check_heads(model: nn.Module, file: WeightFile) -> None:
+def _check_heads(model: nn.Module, file: str, stated: int | None) -> None:
     """
+    Args:
+        stated: number of heads that the file says or that follows from its format, if any.
+
     Raises:
         CheckError: the model's ViT splits its channels over other heads than the file's, which no
             tensor shows.
     """
-    stated = file.section("source").get("architecture", {}).get("num_heads")
     for name, module in model.named_modules():
         heads = getattr(module, "num_heads", None)
         if stated and name.endswith("blocks.0.attn") and heads != stated:
             raise CheckError(
-                f"{file.name} is of a ViT with {stated} heads, and this model's has {heads}: its "
+                f"{file} is of a ViT with {stated} heads, and this model's has {heads}: its "
                 "features would be others"
             )

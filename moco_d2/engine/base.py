@@ -92,6 +92,15 @@ class BaseTrainer(DefaultTrainer):
         return cfg, notes
 
     @classmethod
+    def convention_of_weights(cls, path: str) -> dict | None:
+        """The input convention that configs take over from a weight file; None: they do not.
+
+        Raises:
+            WeightsError: the file cannot be read, or is of no use here.
+        """
+        return None
+
+    @classmethod
     def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:
         """The effective recipe as a table; `cfg` and `notes` are :meth:`effective_config`'s."""
         return recipe.recipe_table(recipe.common_rows(cfg, world_size), notes)

@@ -53,7 +53,7 @@ class KeyEncoderUpdate(HookBase):
         log_scalar("key_encoder_momentum", momentum)
 
 
-def _is_due(trainer, periods) -> bool:
+def is_due(trainer, periods) -> bool:
     """Whether the iteration that just ended is a multiple of a period above 0, or the last, of
     the run or before it stops on a signal."""
     done = trainer.iter + 1
@@ -74,7 +74,7 @@ class AverageRunningStatistics(HookBase):
         self._periods = periods
 
     def after_step(self):
-        if _is_due(self.trainer, self._periods):
+        if is_due(self.trainer, self._periods):
             average_running_statistics_(self._model)
 
 
@@ -93,7 +93,7 @@ class ScalarWriter(HookBase):
         self._buffer.iteration = self.trainer.iter
 
     def after_step(self):
-        if _is_due(self.trainer, self._periods):
+        if is_due(self.trainer, self._periods):
             self._buffer.flush(self.trainer.storage)
 
     def after_train(self):
@@ -151,7 +151,7 @@ class UnreadableImagesCheck(HookBase):
         self._period = period
 
     def after_step(self):
-        if _is_due(self.trainer, [self._period]):
+        if is_due(self.trainer, [self._period]):
             self._counter.check((self.trainer.iter + 1) * self._batch_size)
 
 

@@ -21,13 +21,13 @@ class RunIdentity:
                 "stride_in_1x1": model.RESNETS.STRIDE_IN_1X1,
             },
             "backbone": backbone_architecture(cfg),
-            "dim": model.MOCO.DIM,
-            "head": model.MOCO.HEAD,
             "seed": cfg.SEED,
             "num_images": num_images,
             "batch": cfg.SOLVER.IMS_PER_BATCH,
             "epochs": cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / num_images,
         }
+        if model.META_ARCHITECTURE != "ImageClassifier":
+            self._values |= {"dim": model.MOCO.DIM, "head": model.MOCO.HEAD}
 
     def state_dict(self) -> dict:
         return self._values

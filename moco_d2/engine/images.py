@@ -12,6 +12,8 @@ from torch import nn
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.data.build import PretrainLoader, build_pretrain_loader, pixel_options
 from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.data.few_labels import few_per_class
+from moco_d2.data.labels import load_labelled_index
 from moco_d2.data.unreadable import UnreadableImages
 from moco_d2.engine import recipe
 from moco_d2.engine.base import BaseTrainer
@@ -24,9 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 @functools.lru_cache(maxsize=4)
-def training_images(names: tuple[str, ...]) -> ImageIndex:
-    """The index of DATASETS.TRAIN, read once per process."""
-    return load_image_index(names)
+def training_images(
+    names: tuple[str, ...], labelled: bool = False, few: float = 0.0, seed: int = 0
+) -> ImageIndex:
+    """The index of DATASETS.TRAIN, read once per process.
+
+    Args:
+        labelled: every image must have a label.
+        few: what is kept of each class, see `few_labels.py`.
+        seed: what is drawn depends on it.
+    """
+    if not labelled:
+        return load_image_index(names)
+    images = load_labelled_index(names, "DATASETS.TRAIN")
+    return images.take(few_per_class(images.labels, few, seed)) if few else images
 
 
 class ImageTrainer(BaseTrainer):
@@ -66,7 +79,7 @@ class ImageTrainer(BaseTrainer):
         raise NotImplementedError
 
     @classmethod
-    def load_weights_(cls, model: nn.Module, path: str, whole: bool) -> str:
+    def load_weights_(cls, cfg: CfgNode, model: nn.Module, path: str, whole: bool) -> str:
         """Fill a model from a file.
 
         Args:
@@ -155,7 +168,7 @@ class ImageTrainer(BaseTrainer):
         if resume and self.checkpointer.has_checkpoint():
             super().resume_or_load(resume=True)
         elif self.cfg.MODEL.WEIGHTS:
-            logger.info(self.load_weights_(self.model, self.cfg.MODEL.WEIGHTS, whole=False))
+            logger.info(self.load_weights_(self.cfg, self.model, self.cfg.MODEL.WEIGHTS, False))
 
     def train(self):
         loader = self.build_train_loader(self.cfg, self.start_iter)
@@ -181,5 +194,5 @@ class ImageTrainer(BaseTrainer):
         if resume and checkpointer.has_checkpoint():
             path = checkpointer.get_checkpoint_file()
         if path:
-            logger.info(cls.load_weights_(model, path, whole=True))
+            logger.info(cls.load_weights_(cfg, model, path, True))
         return cls.test(cfg, model)

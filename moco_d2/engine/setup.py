@@ -14,6 +14,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from moco_d2.config import add_moco_config
 from moco_d2.engine.base import BaseTrainer
+from moco_d2.engine.classification import ClassificationTrainer
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.explain import explain
@@ -23,7 +24,7 @@ from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 
 # Meta-architectures that this project trains its own way; all others are detectron2's models.
-TRAINERS = {"MoCo": PretrainTrainer}
+TRAINERS = {"ImageClassifier": ClassificationTrainer, "MoCo": PretrainTrainer}
 
 
 def run(argv: list[str] | None, epilog: str) -> int:
@@ -86,8 +87,7 @@ def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]
         with open(saved) as f:
             cfg.SEED = CfgNode.load_cfg(f).SEED
     trainer = trainer_of(cfg)
-    if trainer is TransferTrainer:
-        check_stated_convention(cfg, args.config_file, args.opts)
+    check_stated_convention(cfg, args.config_file, args.opts, trainer.convention_of_weights)
     return trainer.effective_config(cfg, world_size)
 
 

@@ -24,7 +24,7 @@ class PretrainTrainer(ImageTrainer):
         return cfg.INPUT.VIEWS.QUERY, cfg.INPUT.VIEWS.KEY
 
     @classmethod
-    def load_weights_(cls, model, path, whole):
+    def load_weights_(cls, cfg, model, path, whole):
         """A MoCo checkpoint fills all of the model, a backbone's weights both encoders."""
         return str(load_pretraining_weights_(model, path))
 

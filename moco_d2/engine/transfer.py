@@ -12,11 +12,7 @@ from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 from torch import nn
 
-from moco_d2.checkpoint import (
-    apply_input_convention,
-    convention_of,
-    load_detector_weights_,
-)
+from moco_d2.checkpoint import convention_of, load_detector_weights_
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
@@ -24,6 +20,7 @@ from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.detection import build_loader, check_sampler, training_samples
+from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
@@ -67,21 +64,16 @@ class TransferTrainer(BaseTrainer):
             )
         cfg.defrost()
         if cfg.MODEL.WEIGHTS:
-            convention = stated_convention(read_detector_weights(cfg.MODEL.WEIGHTS))
-            if convention is None:
-                notes.append("input: as the config says; MODEL.WEIGHTS states no convention")
-            elif not cfg.INPUT.FOLLOW_WEIGHTS:
-                notes.append("input: as the config says; INPUT.FOLLOW_WEIGHTS is False")
-            else:
-                notes += [
-                    f"{change} (stated by MODEL.WEIGHTS)"
-                    for change in apply_input_convention(cfg, convention)
-                ]
+            notes += follow_convention(cfg, cls.convention_of_weights(cfg.MODEL.WEIGHTS))
         cfg, scaling = scale_to_processes(cfg, world_size)
         notes += scaling + resolve_norms(cfg, world_size, cfg.MODEL.DEVICE != "cpu")
         notes += recipe.resolve_seed(cfg)
         cfg.freeze()
         return cfg, notes
+
+    @classmethod
+    def convention_of_weights(cls, path: str) -> dict | None:
+        return stated_convention(read_detector_weights(path))
 
     @classmethod
     def describe(cls, cfg: CfgNode, world_size: int, notes: list[str]) -> str:

@@ -11,7 +11,8 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 
 from moco_d2.data.build import build_eval_loader, pixel_options
-from moco_d2.data.datasets import ImageIndex, load_image_index
+from moco_d2.data.index import ImageIndex
+from moco_d2.data.labels import load_labelled_index
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 from moco_d2.evaluation.knn import accuracy, knn_predict
@@ -71,11 +72,11 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
     knn, bank = cfg.TEST.KNN, None
     try:
         if knn.BANK:
-            bank_index = _labelled_index(knn.BANK)
+            bank_index = load_labelled_index([knn.BANK], "TEST.KNN.BANK")
             bank = extract_features(model, cfg, bank_index, _subset(len(bank_index), knn.BANK_SIZE))
         results = OrderedDict()
         for name in cfg.DATASETS.TEST:
-            index = _labelled_index(name)
+            index = load_labelled_index([name], "DATASETS.TEST")
             if bank is not None and index.classes != bank_index.classes:
                 raise UserError(
                     f"kNN cannot compare {name} with the bank {knn.BANK}: their classes differ "
@@ -96,16 +97,6 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
     finally:
         model.train(was_training)
     return next(iter(results.values())) if len(results) == 1 else results
-
-
-def _labelled_index(name: str) -> ImageIndex:
-    index = load_image_index([name])
-    if not index.classes or (index.labels < 0).any():
-        raise UserError(
-            f"{name} has images without a class label, which kNN needs: put the images into one "
-            "folder per class, or name another set in DATASETS.TEST and TEST.KNN.BANK"
-        )
-    return index
 
 
 def _subset(total: int, limit: int) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Encoder = detectron2 backbone + global average pooling + projection head."""
 
+from collections.abc import Callable
+
 import torch
 from detectron2.config import CfgNode
 from detectron2.modeling import Backbone, build_backbone
@@ -56,16 +58,23 @@ class Encoder(nn.Module):
         return self.head(self.features(images))
 
 
-def build_encoder(cfg: CfgNode) -> Encoder:
-    """Build the encoder that a config describes, around `MODEL.BACKBONE.NAME`."""
+def build_encoder(cfg: CfgNode, build_head: Callable[[int], nn.Module] | None = None) -> Encoder:
+    """Build the encoder that a config describes, around `MODEL.BACKBONE.NAME`.
+
+    Args:
+        build_head: makes the head for features of so many channels; None: the projection head of
+            `MODEL.MOCO`.
+    """
     backbone = build_backbone(cfg)
     feature = list(backbone.output_shape())[-1]
+    width = backbone.output_shape()[feature].channels
     moco = cfg.MODEL.MOCO
     if moco.FREEZE_PATCH_PROJECTION:
         freeze_patch_projection_(backbone)
-    head = build_projection_head(
-        moco.HEAD, backbone.output_shape()[feature].channels, moco.MLP_DIM, moco.DIM
-    )
+    if build_head is None:
+        head = build_projection_head(moco.HEAD, width, moco.MLP_DIM, moco.DIM)
+    else:
+        head = build_head(width)
     groups = BatchNormGroups(
         cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST, cfg.SOLVER.ACCUMULATE
     )

@@ -43,7 +43,7 @@ def collate(batch: dict | list[dict]) -> dict:
         collated = {
             "views": [torch.stack(v) for v in zip(*(s["views"] for s in batch), strict=True)]
         }
-        if "position" in batch[0]:
-            collated["position"] = torch.as_tensor([int(s["position"]) for s in batch])
+        for name in {"position", "label"} & batch[0].keys():
+            collated[name] = torch.as_tensor([int(s[name]) for s in batch])
         return collated
     return {"image": torch.stack([s["image"] for s in batch])}
