@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moco_d2.transfer.cells import FAILED
-from moco_d2.transfer.published import published_results
+from moco_d2.transfer.published import Published, PublishedTask, published_results
 from moco_d2.transfer.summary import RANDOM, SUPERVISED, count_trials, finished
 
 GAP = "–"  # a field that has no value
@@ -16,7 +16,7 @@ class Entry:
 
     text: str
     value: float | None = None
-    tone: str = ""  # "failed", "missing", "unverified", "within", "above", "below"
+    tone: str = ""  # a class of report.css, such as "failed" or "unverified"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _comparison(
     compared = any(r["published"] for r in results["summary"] if r["task"] == task["name"])
     columns = ["metric"] * detail + ["initialisation", "mean ± std", "trials"]
     columns += [f"to {kind}" for kind in kinds]
-    columns += ["published", "verdict", "source"] * compared
+    columns += ["published", "verdict"] * compared + ["source"] * (compared and not detail)
     rows = []
     for metric in metrics:
         for init in results["inits"]:
@@ -158,7 +158,8 @@ def _comparison(
             else:
                 entries += [measured(row), Entry(str(row["n"]), row["n"])]
                 entries += [_difference(row[f"diff_{kind}"]) for kind in kinds]
-                entries += _published_entries(row["published"]) if compared else []
+                if compared:
+                    entries += _published_entries(row["published"], with_source=not detail)
             rows.append(entries)
     return Table(title, columns, rows, detail)
 
@@ -169,41 +170,52 @@ def _difference(difference: dict[str, Any] | None) -> Entry:
     return Entry(_number(difference["mean"], difference["se"], "+"), difference["mean"])
 
 
-def _published_entries(published: dict[str, Any] | None) -> list[Entry]:
+def _published_entries(published: dict[str, Any] | None, *, with_source: bool) -> list[Entry]:
     if published is None:
-        return [Entry(GAP)] * 3
+        return [Entry(GAP)] * (2 + with_source)
     text, tone = str(published["value"]), ""
     if not published["verified"]:
         text, tone = f"{text} (unverified)", "unverified"
-    found = published["verdict"]
-    words = {None: "one trial", "within": "within", "above": "above", "below": "below"}
+    verdict = published["verdict"]
     return [
         Entry(text, published["value"], tone),
-        Entry(words[found], tone=found or "missing"),
-        Entry(published["source"]),
+        Entry(verdict or "one trial", tone=verdict or "missing"),
+        *[Entry(published["source"], tone="source")] * with_source,
     ]
 
 
-def _published_table(task: dict, published: Any) -> Table:
-    """Everything that was published for this protocol."""
-    words = published_results().inits
-    rows = []
+def _published_table(task: dict[str, Any], published: PublishedTask) -> Table:
+    """Everything that was published for this protocol, a row for each set of runs."""
+    words, metrics = published_results().inits, task["metrics"]
+    rows: dict[tuple, dict[str, Published]] = {}
     for found in published.values:
-        if found.metric not in task["metrics"]:
-            continue
-        mark = ("", "") if found.verified else (" (unverified)", "unverified")
-        rows.append(
+        rows.setdefault((found.init, found.source, found.runs), {})[found.metric] = found
+    return Table(
+        "Published for this protocol",
+        ["initialisation", *metrics, "runs", "source", "read in"],
+        [
             [
-                Entry(f"{found.init}: {words[found.init]}"),
-                Entry(found.metric),
-                Entry(f"{found.value}{mark[0]}", found.value, mark[1]),
-                Entry(str(found.runs), found.runs),
-                Entry(found.source),
-                Entry(found.seen_in or GAP),
+                Entry(f"{init}: {words[init]}"),
+                *(_published_value(values.get(metric)) for metric in metrics),
+                Entry(str(runs), runs),
+                Entry(source, tone="source"),
+                Entry(
+                    ", ".join(sorted({v.seen_in for v in values.values() if v.seen_in})) or GAP,
+                    tone="source",
+                ),
             ]
-        )
-    columns = ["initialisation", "metric", "published", "runs", "source", "read in"]
-    return Table("Published for this protocol", columns, rows, detail=True)
+            for (init, source, runs), values in rows.items()
+        ],
+        detail=True,
+    )
+
+
+def _published_value(found: Published | None) -> Entry:
+    if found is None:
+        return Entry(GAP)
+    if found.verified:
+        return Entry(str(found.value), found.value)
+    return Entry(f"{found.value} (unverified)", found.value, "unverified")
 
 
 def _runs(results: dict[str, Any]) -> Section:
@@ -245,7 +257,8 @@ def _reading(results: dict[str, Any]) -> Section:
             "published value: n trials here, n_p published ones, std_p the published spread of "
             "one run, or the one measured here where none was published. One trial gets no "
             "verdict.",
-            "Unverified: the number was not read in the paper or a copy of it.",
+            "Unverified: the number was not read in the paper or a copy of it. MoCo v1 is the paper "
+            "arXiv 1911.05722v3.",
         ]
     return Section("How to read this", sentences)
 

@@ -99,12 +99,13 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     label = escape(table.caption)
-    caption = "" if table.detail else f"<caption>{label}</caption>"
     html = (
-        f'<div class="scroll" role="region" aria-label="{label}" tabindex="0"><table>{caption}\n'
+        f'<div class="scroll" role="region" aria-label="{label}" tabindex="0"><table>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
     )
-    return f"<details><summary>{label}</summary>{html}</details>" if table.detail else html
+    if table.detail:
+        return f"<details><summary>{label}</summary>{html}</details>"
+    return f'<p class="caption">{label}</p>{html}'
 
 
 def _entry(entry: Entry, number: bool, heads_row: bool) -> str:
@@ -112,12 +113,10 @@ def _entry(entry: Entry, number: bool, heads_row: bool) -> str:
     text = escape(entry.text)
     if entry.value is not None:
         text = f'<data value="{entry.value!r}">{text}</data>'
+    wide = "wide" * (len(entry.text) > _LONG)
     if heads_row:
-        return f'<th scope="row">{text}</th>'
-    classes = " ".join(
-        filter(None, ("number" * number, "wide" * (len(entry.text) > _LONG), entry.tone))
-    )
-    return f"<td{_class(classes)}>{text}</td>"
+        return f'<th scope="row"{_class(wide)}>{text}</th>'
+    return f'<td{_class(" ".join(filter(None, ("number" * number, wide, entry.tone))))}>{text}</td>'
 
 
 def _class(names: str) -> str:
