@@ -257,8 +257,8 @@ def _reading(results: dict[str, Any]) -> Section:
             "published value: n trials here, n_p published ones, std_p the published spread of "
             "one run, or the one measured here where none was published. One trial gets no "
             "verdict.",
-            "Unverified: the number was not read in the paper or a copy of it. MoCo v1 is the paper "
-            "arXiv 1911.05722v3.",
+            "Unverified: the number was not read in the paper or a copy of it. MoCo v1: arXiv "
+            "1911.05722v3.",
         ]
     return Section("How to read this", sentences)
 

@@ -58,10 +58,16 @@ def test_a_tasks_own_config_is_its_protocol(name):
     assert found == ([reason] if reason else [])
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4, 5, 8, 16, 64])
+@pytest.mark.parametrize("processes", [4, 5, 8, 12, 16])
 def test_linear_scaling_keeps_to_the_protocol(processes):
-    cfg = load_config(CONFIGS / f"{VOC}.yaml")
-    assert departures(VOC, scale_to_processes(cfg, processes)[0]) == []
+    scaled, _ = scale_to_processes(load_config(CONFIGS / f"{VOC}.yaml"), processes)
+    assert departures(VOC, scaled) == []
+
+
+@pytest.mark.parametrize("processes, batch", [(1, 2), (2, 4), (3, 6), (17, 34), (64, 128)])
+def test_batch_norm_over_far_fewer_or_more_images_is_another_protocol(processes, batch):
+    scaled, _ = scale_to_processes(load_config(CONFIGS / f"{VOC}.yaml"), processes)
+    assert departures(VOC, scaled) == [f"SOLVER.IMS_PER_BATCH is {batch}, not 16"]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +81,7 @@ def test_linear_scaling_keeps_to_the_protocol(processes):
         ("MODEL.RESNETS.DEPTH", 101),
         ("MODEL.BACKBONE.FREEZE_AT", 2),
         ("DATASETS.TRAIN", ("voc_2007_trainval",)),
+        ("DATASETS.FEW_LABELS", 0.1),
         ("INPUT.MIN_SIZE_TEST", 400),
     ],
 )
