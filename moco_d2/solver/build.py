@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from moco_d2.errors import UserError
+from moco_d2.solver.lars import LARS
 
 
 def _sgd(params: list[dict], solver: CfgNode) -> Optimizer:
@@ -24,7 +25,11 @@ def _adamw(params: list[dict], solver: CfgNode) -> Optimizer:
     return torch.optim.AdamW(params, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY, foreach=True)
 
 
-OPTIMIZERS = {"SGD": _sgd, "ADAMW": _adamw}
+def _lars(params: list[dict], solver: CfgNode) -> Optimizer:
+    return LARS(params, solver.BASE_LR, solver.MOMENTUM, solver.WEIGHT_DECAY)
+
+
+OPTIMIZERS = {"SGD": _sgd, "LARS": _lars, "ADAMW": _adamw}
 
 
 def build_pretrain_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
