@@ -93,8 +93,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         num_groups, span = self.groups.split(len(x))
         if span > 1:
-            y, mean, var = _synced_batch_norm(x, self.weight, self.bias, self.eps, span)
-        elif num_groups == 1 or not self.groups.channels_last:
+            y, mean, var = self._normalise_synced(x, span)
+        elif num_groups == 1 or not self._groups_are_slices:
             y, mean, var = self._normalise_interleaved(x, num_groups)
         else:
             y, mean, var = self._normalise_slices(x, num_groups)
@@ -102,6 +102,10 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         if len(self._part_statistics) == self.groups.parts:
             self._move_running_statistics()
         return y
+
+    @property
+    def _groups_are_slices(self) -> bool:
+        return self.groups.channels_last
 
     @torch.no_grad()
     def _move_running_statistics(self) -> None:
@@ -123,8 +127,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             x.reshape(n // num_groups, num_groups * c, h, w) if num_groups > 1 else x,
             mean.view(-1),
             var.view(-1),
-            self.weight.repeat(num_groups),
-            self.bias.repeat(num_groups),
+            self.weight.repeat(num_groups) if self.affine else None,
+            self.bias.repeat(num_groups) if self.affine else None,
             training=True,
             momentum=1.0,
             eps=self.eps,
@@ -141,9 +145,26 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         )
         return y, mean.mean(0), var.mean(0)
 
+    def _normalise_synced(self, x: Tensor, span: int) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = self.weight, self.bias
+        if not self.affine:
+            weight, bias = torch.ones_like(self.running_var), torch.zeros_like(self.running_mean)
+        return _SyncedBatchNorm.apply(x, weight, bias, self.eps, neighbour_group(span), span)
+
     def _empty_statistics(self, num_groups: int) -> tuple[Tensor, Tensor]:
         shape = (num_groups, self.num_features)
         return self.running_mean.new_zeros(shape), self.running_var.new_ones(shape)
+
+
+class GroupedBatchNorm1d(GroupedBatchNorm2d):
+    """The same for (N, C), whose rows lie in the order of the images: (N, C) -> (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :, None, None]).flatten(1)
+
+    @property
+    def _groups_are_slices(self) -> bool:
+        return True
 
 
 class _SyncedBatchNorm(torch.autograd.Function):
@@ -184,12 +205,11 @@ class _SyncedBatchNorm(torch.autograd.Function):
         return grad_x.to(grad_y.dtype), grad_weight, grad_bias, None, None, None
 
 
-def _synced_batch_norm(x, weight, bias, eps, span) -> tuple[Tensor, Tensor, Tensor]:
-    return _SyncedBatchNorm.apply(x, weight, bias, eps, neighbour_group(span), span)
-
-
 def _per_channel(x: Tensor) -> Tensor:
     return x.view(1, -1, 1, 1)
+
+
+GROUPED = {nn.BatchNorm2d: GroupedBatchNorm2d, nn.BatchNorm1d: GroupedBatchNorm1d}
 
 
 def group_batch_norms_(module: nn.Module, groups: BatchNormGroups) -> nn.Module:
@@ -205,10 +225,11 @@ def group_batch_norms_(module: nn.Module, groups: BatchNormGroups) -> nn.Module:
                 "which images share statistics (0: the whole batch, as SyncBN); set "
                 "MODEL.RESNETS.NORM to 'BN'"
             )
-        if isinstance(child, nn.BatchNorm2d):
-            child.__class__ = GroupedBatchNorm2d
-            child.groups = groups
-            child._part_statistics = []
+        for plain, grouped in GROUPED.items():
+            if isinstance(child, plain):
+                child.__class__ = grouped
+                child.groups = groups
+                child._part_statistics = []
     return module
 
 

@@ -90,6 +90,40 @@ def test_one_process_equals_the_reference(n, group, channels_last):
     assert int(norm.num_batches_tracked) == 1
 
 
+def head_case(n, affine):
+    """Rows of features, as a head's norm sees them, as images of one pixel for the reference."""
+    x, weight, bias, grad_y = make_case(n, size=1)
+    return (x, weight, bias, grad_y) if affine else (x, np.ones(5), np.zeros(5), grad_y)
+
+
+def apply_head_norm(group, x, weight, bias, grad_y, affine):
+    """Results in the order of :func:`reference`; without scale and shift no gradients of them."""
+    norm = nn.Sequential(nn.BatchNorm1d(5, eps=EPS, momentum=MOMENTUM, affine=affine)).double()
+    # Channels-last or not, rows of features lie as they are.
+    (norm,) = group_batch_norms_(norm, BatchNormGroups(group, channels_last=group == 3))
+    if affine:
+        norm.weight.data.copy_(torch.from_numpy(weight))
+        norm.bias.data.copy_(torch.from_numpy(bias))
+    x = torch.from_numpy(x[:, :, 0, 0]).requires_grad_()
+    y = norm(x)
+    y.backward(torch.from_numpy(grad_y[:, :, 0, 0]))
+    assert y.shape == x.shape
+    average_running_statistics_(norm)
+    grads = [p.grad.numpy() for p in (norm.weight, norm.bias)] if affine else [np.nan, np.nan]
+    rows = [t.numpy()[:, :, None, None] for t in (y.detach(), x.grad)]
+    return [*rows, *grads, norm.running_mean.numpy(), norm.running_var.numpy()]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("group", [4, 3, 0])
+def test_norm_of_a_head_equals_the_reference(group, affine):
+    case = head_case(12, affine)
+    got = apply_head_norm(group, *case, affine)
+    for value, wanted in zip(got, reference(*case, group or 12), strict=True):
+        if not np.isnan(value).all():
+            np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-9)
+
+
 def _two_process_norm(group, n, folder):
     from detectron2.utils import comm
 
@@ -108,6 +142,9 @@ def _two_process_norm(group, n, folder):
         running_mean=norm.running_mean,
         running_var=norm.running_var,
     )
+    x, weight, bias, grad_y = head_case(n, affine=False)
+    head = apply_head_norm(group, x[mine], weight, bias, grad_y[mine], affine=False)
+    np.savez(f"{folder}/head_{rank}.npz", *head)
 
 
 @pytest.mark.parametrize("group", [12, 0, 3])
@@ -127,6 +164,14 @@ def test_two_processes_equal_the_reference(group, tmp_path):
     for r in ranks:
         np.testing.assert_allclose(r["running_mean"], running_mean, rtol=1e-6)
         np.testing.assert_allclose(r["running_var"], running_var, rtol=1e-6)
+    heads = [list(np.load(tmp_path / f"head_{rank}.npz").values()) for rank in (0, 1)]
+    expected = reference(*head_case(n, affine=False), group or n)
+    for i in (0, 1):
+        joined = np.concatenate([h[i] for h in heads])
+        np.testing.assert_allclose(joined, expected[i], rtol=1e-6, atol=1e-9)
+    for h in heads:
+        np.testing.assert_allclose(h[4], expected[4], rtol=1e-6)
+        np.testing.assert_allclose(h[5], expected[5], rtol=1e-6)
 
 
 def test_evaluation_uses_running_statistics_as_torch_does():
