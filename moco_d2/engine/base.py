@@ -156,11 +156,12 @@ class BaseTrainer(DefaultTrainer):
     def build_hooks(self):
         """Timer and lr, this project's hooks, then checkpoints, evaluation and writers."""
         cfg = self.cfg
+        periods = (cfg.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD)
         result = [
             hooks.IterationTimer(),
             hooks.LRScheduler(),
             *self.step_hooks(),
-            ScalarWriter(self.scalars, cfg.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD),
+            ScalarWriter(self.scalars, *periods, watchers=self.scalar_watchers()),
             Checkpoints(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD),
         ]
         if comm.is_main_process():
@@ -181,6 +182,10 @@ class BaseTrainer(DefaultTrainer):
 
     def step_hooks(self) -> list:
         """Hooks that run after each step, before it is checkpointed."""
+        return []
+
+    def scalar_watchers(self) -> list:
+        """Who is told of all scalars that are logged; see :class:`ScalarWriter`."""
         return []
 
     def _evaluate(self):

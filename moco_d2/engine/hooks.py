@@ -1,6 +1,7 @@
 """What pretraining adds to every step, one duty per hook."""
 
 import math
+from collections.abc import Sequence
 
 from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
@@ -81,24 +82,31 @@ class AverageRunningStatistics(HookBase):
 class ScalarWriter(HookBase):
     """Moves the scalars that wait on the device to the EventStorage before writers run."""
 
-    def __init__(self, buffer: ScalarBuffer, *periods: int):
+    def __init__(self, buffer: ScalarBuffer, *periods: int, watchers: Sequence = ()):
         """
         Args:
             periods: of writers and checkpoints, in iterations.
+            watchers: `update(written, storage)` is called with what `ScalarBuffer.flush` returned.
         """
         self._buffer = buffer
         self._periods = periods
+        self._watchers = watchers
 
     def before_step(self):
         self._buffer.iteration = self.trainer.iter
 
     def after_step(self):
         if is_due(self.trainer, self._periods):
-            self._buffer.flush(self.trainer.storage)
+            self._flush()
 
     def after_train(self):
         if comm.get_world_size() == 1:  # after an error other processes may not take part
-            self._buffer.flush(self.trainer.storage)
+            self._flush()
+
+    def _flush(self):
+        written = self._buffer.flush(self.trainer.storage)
+        for watcher in self._watchers:
+            watcher.update(written, self.trainer.storage)
 
 
 class Checkpoints(HookBase):

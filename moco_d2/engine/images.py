@@ -20,6 +20,7 @@ from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.compilation import compile_encoders_
 from moco_d2.engine.hooks import AverageRunningStatistics, UnreadableImagesCheck
 from moco_d2.engine.identity import RunIdentity
+from moco_d2.engine.spikes import SpikeCounter
 from moco_d2.solver.build import build_pretrain_optimizer
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class ImageTrainer(BaseTrainer):
     def __init__(self, cfg: CfgNode):
         self.num_images = len(self.training_images(cfg))
         self._unreadable = UnreadableImages(self.num_images, cfg.DATALOADER.MAX_UNREADABLE)
+        self._spikes = SpikeCounter()
         super().__init__(cfg)
 
     @classmethod
@@ -152,7 +154,10 @@ class ImageTrainer(BaseTrainer):
         return [images.path(i) for i in batch["index"].tolist()]
 
     def extra_state(self):
-        return {"recipe": RunIdentity(self.cfg, self.num_images)}
+        return {"recipe": RunIdentity(self.cfg, self.num_images), "spikes": self._spikes}
+
+    def scalar_watchers(self):
+        return [self._spikes]
 
     def step_hooks(self):
         cfg = self.cfg

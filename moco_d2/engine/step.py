@@ -5,6 +5,7 @@ import time
 
 import torch
 from detectron2.engine import SimpleTrainer
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.engine.agreement import Agreement
@@ -71,6 +72,7 @@ class Step(SimpleTrainer):
             raise NotFinite(data)
         # Gradient clipping, which sits in the optimizer's step, must see true gradients.
         self.scaler.unscale_(self.optimizer)
+        self.scalars.put("[metric]gradient_norm", self._gradient_norm())
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scalars.put("data_time", data_time)
@@ -83,6 +85,13 @@ class Step(SimpleTrainer):
         self.scaler.scale(total / self.parts).backward()
         for name, loss in {**losses, "total_loss": total}.items():
             self.scalars.put(name, loss)
+
+    @torch.no_grad()
+    def _gradient_norm(self) -> Tensor:
+        """L2 norm of the gradient of all parameters together, a scalar on their device."""
+        groups = self.optimizer.param_groups
+        grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        return torch.stack(torch._foreach_norm(grads)).norm()
 
     def _autocast(self):
         if self.precision is None:
