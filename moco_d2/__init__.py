@@ -10,6 +10,7 @@ from moco_d2.modeling import classifier as _classifier  # noqa: E402, F401 (regi
 from moco_d2.modeling import dc5 as _dc5  # noqa: E402, F401
 from moco_d2.modeling import fpn as _fpn  # noqa: E402, F401
 from moco_d2.modeling import moco as _moco  # noqa: E402, F401
+from moco_d2.modeling import moco_v3 as _moco_v3  # noqa: E402, F401
 from moco_d2.modeling import roi_heads as _roi_heads  # noqa: E402, F401
 from moco_d2.modeling import vit as _vit  # noqa: E402, F401
 from moco_d2.modeling import vit_pyramid as _vit_pyramid  # noqa: E402, F401

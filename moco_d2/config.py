@@ -18,10 +18,14 @@ def add_moco_config(cfg: CN) -> None:
     cfg.MODEL.MOCO = CN()
     # Length of the representation that queries and keys are compared in.
     cfg.MODEL.MOCO.DIM = 128
-    # Projection head: "linear" (v1) or "mlp" (v2: two layers with a ReLU).
+    # Projection head: "linear" (v1), "mlp" (v2: ReLUs between) or "mlp_bn" (v3: batch norms, too).
     cfg.MODEL.MOCO.HEAD = "mlp"
-    # Width of the MLP head's hidden layer; 0 takes the width of the backbone's features (v2).
+    # Layers of an MLP head. 2, but 3 for v3 with a ViT.
+    cfg.MODEL.MOCO.HEAD_LAYERS = 2
+    # Width of hidden layers in MLP heads; 0 takes the width of the head's input (v2).
     cfg.MODEL.MOCO.MLP_DIM = 0
+    # MoCoV3: end the predictor in a batch norm, as v3 does with a ViT.
+    cfg.MODEL.MOCO.PREDICTOR_LAST_NORM = False
     # Momentum m of the key encoder: k <- m k + (1 - m) q.
     cfg.MODEL.MOCO.MOMENTUM = 0.999
     # "constant", or "cosine": m rises from MOMENTUM to 1 over the run on half a cosine (v3).
@@ -75,6 +79,9 @@ def add_moco_config(cfg: CN) -> None:
     # Allow FREEZE_BACKBONE without MODEL.WEIGHTS: what random features are worth.
     cfg.MODEL.CLASSIFIER.RANDOM_BACKBONE = False
 
+    # Residual blocks begin as the identity: their last norm's scale is zero (v3). Pretraining only.
+    cfg.MODEL.RESNETS.ZERO_INIT_RESIDUAL = False
+
     # Images that share BN statistics in pretraining, on however many processes they lie.
     # 0: the whole global batch, which is SyncBN.
     cfg.MODEL.BN_GROUP_SIZE = 32
@@ -116,7 +123,7 @@ def add_moco_config(cfg: CN) -> None:
     # Size of that cache at most, in 10^9 bytes; what finds no room is decoded every time.
     cfg.DATALOADER.CACHE_GB = 8.0
 
-    # "SGD" or "ADAMW". Pretraining only.
+    # "SGD", "LARS" or "ADAMW". Pretraining only.
     cfg.SOLVER.OPTIMIZER = "SGD"
     # Passes over the data set. More than 0: MAX_ITER is computed, and STEPS and WARMUP_EPOCHS
     # are read as epochs. 0: MAX_ITER, STEPS and WARMUP_ITERS count iterations.

@@ -99,7 +99,7 @@ def _member(job: Job, cfg, trainer, resume: bool) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers, as anywhere else
-    setup.TRAINERS["MoCo"] = trainer
+    setup.TRAINERS[cfg.MODEL.META_ARCHITECTURE] = trainer
     args = Namespace(**{**vars(ARGUMENTS), "resume": resume})
     launch(setup._main, job, "cpu", (cfg, [], args))
 

@@ -89,19 +89,37 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
-    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
-    model, moco, warnings = cfg.MODEL, cfg.MODEL.MOCO, []
+    moco, batch = cfg.MODEL.MOCO, cfg.SOLVER.IMS_PER_BATCH
     check_groups(cfg, world_size)
     check_frozen(cfg)
     if cfg.DATASETS.FEW_LABELS:
         raise UserError(
             f"DATASETS.FEW_LABELS {cfg.DATASETS.FEW_LABELS:g} is for training with labels, and "
-            f"{model.META_ARCHITECTURE} uses none; set it to 0.0"
+            f"{cfg.MODEL.META_ARCHITECTURE} uses none; set it to 0.0"
         )
     if not 0.0 <= moco.MOMENTUM < 1.0:
         raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
         raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
+    in_batch = cfg.MODEL.META_ARCHITECTURE == "MoCoV3"
+    warnings = [] if in_batch else _leaks(cfg, num_images)
+    if in_batch and num_images < batch:
+        warnings.append(
+            f"SOLVER.IMS_PER_BATCH {batch} exceeds the {num_images} images: a batch then holds an "
+            "image twice, as a negative of its own"
+        )
+    if is_vit(cfg) and cfg.MODEL.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:
+        warnings.append(
+            f"MODEL.VIT.IMG_SIZE {cfg.MODEL.VIT.IMG_SIZE} is not INPUT.VIEWS.SIZE "
+            f"{cfg.INPUT.VIEWS.SIZE}: the ViT's positions are stretched to the views"
+        )
+    return warnings
+
+
+def _leaks(cfg: CfgNode, num_images: int) -> list[str]:
+    """How MoCo v1 and v2 can go wrong without an error: warnings."""
+    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
+    moco, warnings = cfg.MODEL.MOCO, []
     if has_batch_norm(cfg):
         if not moco.SHUFFLE_BN:
             warnings.append(
@@ -113,11 +131,6 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
                 f"one BN group of all {batch} images: queries and keys share their statistics, so "
                 "shuffling hides nothing; use a MODEL.BN_GROUP_SIZE below the batch"
             )
-    if is_vit(cfg) and model.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:
-        warnings.append(
-            f"MODEL.VIT.IMG_SIZE {model.VIT.IMG_SIZE} is not INPUT.VIEWS.SIZE "
-            f"{cfg.INPUT.VIEWS.SIZE}: the ViT's positions are stretched to the views"
-        )
     if num_images < moco.QUEUE_SIZE:
         warnings.append(
             f"MODEL.MOCO.QUEUE_SIZE {moco.QUEUE_SIZE} exceeds the {num_images} images: the "
@@ -248,28 +261,33 @@ def image_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
 def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
     """What the table says of a MoCo run besides."""
     moco, views, batch = cfg.MODEL.MOCO, cfg.INPUT.VIEWS, cfg.SOLVER.IMS_PER_BATCH
-    group, size = cfg.MODEL.BN_GROUP_SIZE or batch, moco.QUEUE_SIZE
+    group = cfg.MODEL.BN_GROUP_SIZE or batch
+    groups = f"{batch // group} of {group} images"
+    head = moco.HEAD if moco.HEAD == "linear" else f"{moco.HEAD} of {moco.HEAD_LAYERS} layers"
+    if cfg.MODEL.META_ARCHITECTURE == "MoCoV3":
+        last = "with" if moco.PREDICTOR_LAST_NORM else "without"
+        own = [
+            ("BN groups", groups),
+            ("predictor", f"2 layers, {last} a last norm"),
+            ("dictionary", f"none: the {batch} keys of the batch, both views"),
+        ]
+        chance = 4 * moco.TEMPERATURE * math.log(batch)
+        formula = "4 tau log(batch)"
+    else:
+        size = moco.QUEUE_SIZE
+        shuffled = "shuffled" if moco.SHUFFLE_BN else "not shuffled"
+        in_epochs = f"{size / batch:.1f} steps = {size / num_images:.2f} epochs"
+        own = [
+            ("BN groups", f"{groups}, keys {shuffled}" if has_batch_norm(cfg) else "none"),
+            ("dictionary", f"queue of {size} keys = {in_epochs}"),
+        ]
+        chance, formula = math.log(size + 1), "log(K + 1)"
     return [
         ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
-        (
-            "BN groups",
-            (
-                f"{batch // group} of {group} images, keys "
-                + ("shuffled" if moco.SHUFFLE_BN else "not shuffled")
-                if has_batch_norm(cfg)
-                else "none: no batch norm"
-            ),
-        ),
-        ("head", f"{moco.HEAD}, {moco.DIM} dimensions"),
-        (
-            "dictionary",
-            f"queue of {size} keys = {size / batch:.1f} steps = {size / num_images:.2f} epochs",
-        ),
+        ("head", f"{head}, {moco.DIM} dimensions"),
+        *own,
         ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
-        (
-            "loss",
-            f"temperature {moco.TEMPERATURE:g}, chance level log(K + 1) = {math.log(size + 1):.3f}",
-        ),
+        ("loss", f"temperature {moco.TEMPERATURE:g}, chance level {formula} = {chance:.3f}"),
     ]
 
 

@@ -24,7 +24,11 @@ from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 
 # Meta-architectures that this project trains its own way; all others are detectron2's models.
-TRAINERS = {"ImageClassifier": ClassificationTrainer, "MoCo": PretrainTrainer}
+TRAINERS = {
+    "ImageClassifier": ClassificationTrainer,
+    "MoCo": PretrainTrainer,
+    "MoCoV3": PretrainTrainer,
+}
 
 
 def run(argv: list[str] | None, epilog: str) -> int:

@@ -48,7 +48,9 @@ class ImageClassifier(ImageModel):
     def from_config(cls, cfg):
         classifier = cfg.MODEL.CLASSIFIER
         return {
-            "encoder": build_encoder(cfg, lambda width: linear(width, classifier.NUM_CLASSES)),
+            "encoder": build_encoder(
+                cfg, build_head=lambda width: linear(width, classifier.NUM_CLASSES)
+            ),
             "label_smoothing": classifier.LABEL_SMOOTHING,
             "freeze_backbone": classifier.FREEZE_BACKBONE,
             "pixel_mean": cfg.MODEL.PIXEL_MEAN,

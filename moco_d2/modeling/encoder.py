@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from detectron2.config import CfgNode
+from detectron2.layers import CNNBlockBase
 from detectron2.modeling import Backbone, build_backbone
 from torch import Tensor, nn
 
@@ -18,8 +19,8 @@ class Encoder(nn.Module):
     def __init__(self, backbone: Backbone, feature: str, head: nn.Module, groups: BatchNormGroups):
         """
         Args:
-            backbone: any detectron2 backbone that returns `feature`. Its batch norms are made
-                grouped ones in place.
+            backbone: any detectron2 backbone that returns `feature`. Its batch norms, and the
+                head's, are made grouped ones in place.
             feature: name of the feature map that is pooled, e.g. "res5". A ViT's class token is a
                 map of one cell.
             head: (N, channels of the feature) -> (N, C).
@@ -28,7 +29,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone = group_batch_norms_(backbone, groups)
         self.feature = feature
-        self.head = head
+        self.head = group_batch_norms_(head, groups)
         self.groups = groups
         self._is_grouped = any(isinstance(m, GroupedBatchNorm2d) for m in backbone.modules())
         if groups.channels_last:
@@ -58,24 +59,39 @@ class Encoder(nn.Module):
         return self.head(self.features(images))
 
 
-def build_encoder(cfg: CfgNode, build_head: Callable[[int], nn.Module] | None = None) -> Encoder:
+def build_encoder(
+    cfg: CfgNode, forwards: int = 1, build_head: Callable[[int], nn.Module] | None = None
+) -> Encoder:
     """Build the encoder that a config describes, around `MODEL.BACKBONE.NAME`.
 
     Args:
+        forwards: of a part of a step, each with all of its images: one per view that is encoded.
         build_head: makes the head for features of so many channels; None: the projection head of
             `MODEL.MOCO`.
     """
     backbone = build_backbone(cfg)
+    if cfg.MODEL.RESNETS.ZERO_INIT_RESIDUAL:
+        zero_init_residual_(backbone)
     feature = list(backbone.output_shape())[-1]
     width = backbone.output_shape()[feature].channels
     moco = cfg.MODEL.MOCO
     if moco.FREEZE_PATCH_PROJECTION:
         freeze_patch_projection_(backbone)
     if build_head is None:
-        head = build_projection_head(moco.HEAD, width, moco.MLP_DIM, moco.DIM)
+        head = build_projection_head(moco.HEAD, width, moco.MLP_DIM, moco.DIM, moco.HEAD_LAYERS)
     else:
         head = build_head(width)
     groups = BatchNormGroups(
-        cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST, cfg.SOLVER.ACCUMULATE
+        cfg.MODEL.BN_GROUP_SIZE, cfg.MODEL.CHANNELS_LAST, forwards * cfg.SOLVER.ACCUMULATE
     )
     return Encoder(backbone, feature, head, groups)
+
+
+def zero_init_residual_(backbone: nn.Module) -> None:
+    """Let every residual block of a ResNet begin as the identity: zero the scale of its last norm
+    (Sec. 5.1 of arXiv 1706.02677)."""
+    for block in backbone.modules():
+        if isinstance(block, CNNBlockBase) and hasattr(block, "shortcut"):
+            last = block.conv3 if hasattr(block, "conv3") else block.conv2
+            if last.norm is not None:
+                nn.init.zeros_(last.norm.weight)

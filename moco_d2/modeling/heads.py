@@ -1,35 +1,75 @@
-"""Projection heads: what maps a backbone's pooled features to the space of the loss."""
+"""Heads: what maps a backbone's pooled features to the space of the loss, and v3's predictor."""
 
 from torch import nn
 
 from moco_d2.errors import UserError
 
 
-def _linear(in_dim: int, hidden_dim: int, out_dim: int) -> nn.Module:
+def _linear(in_dim: int, hidden_dim: int, out_dim: int, layers: int) -> nn.Module:
     """MoCo v1: one fully connected layer."""
     return nn.Linear(in_dim, out_dim)
 
 
-def _mlp(in_dim: int, hidden_dim: int, out_dim: int) -> nn.Module:
-    """MoCo v2 (arXiv 2003.04297): one hidden layer with a ReLU, no norm."""
-    return nn.Sequential(
-        nn.Linear(in_dim, hidden_dim), nn.ReLU(inplace=True), nn.Linear(hidden_dim, out_dim)
-    )
+def _mlp(in_dim: int, hidden_dim: int, out_dim: int, layers: int) -> nn.Module:
+    """MoCo v2 (arXiv 2003.04297): hidden layers with a ReLU, no norm."""
+    parts: list[nn.Module] = []
+    for width in (hidden_dim,) * (layers - 1):
+        parts += [nn.Linear(in_dim, width), nn.ReLU(inplace=True)]
+        in_dim = width
+    return nn.Sequential(*parts, nn.Linear(in_dim, out_dim))
 
 
-PROJECTION_HEADS = {"linear": _linear, "mlp": _mlp}
+def _mlp_bn(
+    in_dim: int, hidden_dim: int, out_dim: int, layers: int, last_norm: bool = True
+) -> nn.Module:
+    """MoCo v3 (arXiv 2104.02057, App. A, and its code): linear layers without bias, each followed
+    by a batch norm; a ReLU between them, and after the last layer a norm without scale and shift.
+    """
+    parts: list[nn.Module] = []
+    for width in (hidden_dim,) * (layers - 1):
+        parts += [
+            nn.Linear(in_dim, width, bias=False),
+            nn.BatchNorm1d(width),
+            nn.ReLU(inplace=True),
+        ]
+        in_dim = width
+    parts.append(nn.Linear(in_dim, out_dim, bias=False))
+    if last_norm:
+        parts.append(nn.BatchNorm1d(out_dim, affine=False))
+    return nn.Sequential(*parts)
 
 
-def build_projection_head(kind: str, in_dim: int, hidden_dim: int, out_dim: int) -> nn.Module:
+PROJECTION_HEADS = {"linear": _linear, "mlp": _mlp, "mlp_bn": _mlp_bn}
+
+
+def build_projection_head(
+    kind: str, in_dim: int, hidden_dim: int, out_dim: int, layers: int = 2
+) -> nn.Module:
     """Build a head (N, in_dim) -> (N, out_dim).
 
     Args:
         kind: a key of `PROJECTION_HEADS`.
-        hidden_dim: width of the hidden layer of "mlp"; 0 takes `in_dim`.
+        hidden_dim: width of an MLP's hidden layers; 0 takes `in_dim`.
+        layers: of an MLP.
 
     Raises:
-        ValueError: for an unknown kind.
+        UserError: for an unknown kind, or an MLP of less than two layers.
     """
     if kind not in PROJECTION_HEADS:
         raise UserError(f"MODEL.MOCO.HEAD is {kind!r}; known: {sorted(PROJECTION_HEADS)}")
-    return PROJECTION_HEADS[kind](in_dim, hidden_dim or in_dim, out_dim)
+    if layers < 2:
+        raise UserError(
+            f"MODEL.MOCO.HEAD_LAYERS is {layers}; an MLP has at least 2 (a head of one layer is "
+            "MODEL.MOCO.HEAD linear)"
+        )
+    return PROJECTION_HEADS[kind](in_dim, hidden_dim or in_dim, out_dim, layers)
+
+
+def build_predictor(dim: int, hidden_dim: int, last_norm: bool) -> nn.Module:
+    """MoCo v3's prediction head (N, dim) -> (N, dim), two layers as in its projector.
+
+    Args:
+        hidden_dim: width of the hidden layer; 0 takes `dim`.
+        last_norm: end in a batch norm. The official code does with a ViT, not with a ResNet.
+    """
+    return _mlp_bn(dim, hidden_dim or dim, dim, 2, last_norm)
