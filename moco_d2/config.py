@@ -113,6 +113,13 @@ def add_moco_config(cfg: CN) -> None:
     # images, for detectors) if below 1, from 1 on so many images of each. 0: all.
     cfg.DATASETS.FEW_LABELS = 0.0
 
+    cfg.INPUT.SEM_SEG = CN()
+    # Side of the square crops that a SemanticSegmentor is trained on, in pixels, padded where the
+    # picture ends. 0: detectron2's own augmentations.
+    cfg.INPUT.SEM_SEG.CROP_SIZE = 0
+    # Before the crop, a picture is resized by a factor drawn from this range.
+    cfg.INPUT.SEM_SEG.SCALE = (0.5, 2.0)
+
     # Largest share of the images that may be unreadable; they are left out and named. Pretraining
     # only.
     cfg.DATALOADER.MAX_UNREADABLE = 0.01

@@ -292,17 +292,25 @@ def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
 
 
 def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
-    """What the table says of a detector besides."""
-    model = cfg.MODEL
-    few = cfg.DATASETS.FEW_LABELS
+    """What the table says of a detector or a semantic segmentor besides."""
+    model, few, crop = cfg.MODEL, cfg.DATASETS.FEW_LABELS, cfg.INPUT.SEM_SEG
     part = f"{few:.4g} of the images" if few < 1 else f"{few:g} images"
     labels = f"of {part}, drawn by the seed" if few else "of all images"
-    rows = [
-        ("labels", labels),
-        ("test", ", ".join(cfg.DATASETS.TEST)),
-        ("model", f"{model.META_ARCHITECTURE}, {model.ROI_HEADS.NAME}"),
-        ("FPN norm", model.FPN.NORM or "none"),
-    ]
+    rows = [("labels", labels), ("test", ", ".join(cfg.DATASETS.TEST))]
+    if model.META_ARCHITECTURE == "SemanticSegmentor":
+        head = model.SEM_SEG_HEAD
+        rows += [
+            ("model", f"{model.META_ARCHITECTURE}, {head.NAME}"),
+            ("head norm", head.NORM or "none"),
+        ]
+    else:
+        rows += [
+            ("model", f"{model.META_ARCHITECTURE}, {model.ROI_HEADS.NAME}"),
+            ("FPN norm", model.FPN.NORM or "none"),
+        ]
+    if crop.CROP_SIZE:
+        low, high = crop.SCALE
+        rows.append(("crops", f"{crop.CROP_SIZE} px of pictures scaled by {low:g} to {high:g}"))
     if is_vit(cfg):
         return rows
     return [

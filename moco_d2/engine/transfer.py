@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from detectron2.config import CfgNode
-from detectron2.data import DatasetMapper
+from detectron2.data import build_detection_test_loader
 from detectron2.engine import hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.utils import comm
@@ -16,6 +16,7 @@ from moco_d2.checkpoint import convention_of, load_detector_weights_
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
+from moco_d2.data.sem_seg import build_mapper, check_semantic
 from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
 from moco_d2.engine.base import BaseTrainer
@@ -55,6 +56,7 @@ class TransferTrainer(BaseTrainer):
             evaluator_type(name)
         check_packages((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
         _check_keypoints(cfg)
+        check_semantic(cfg)
         recipe.check_frozen(cfg)
         check_sampler(cfg)
         if cfg.SOLVER.ACCUMULATE != 1:
@@ -116,12 +118,17 @@ class TransferTrainer(BaseTrainer):
     @classmethod
     def build_train_mapper(cls, cfg: CfgNode) -> Callable[[dict], dict]:
         """What turns a sample into the model's input, augmented."""
-        return DatasetMapper(cfg, is_train=True)
+        return build_mapper(cfg, is_train=True)
 
     @classmethod
     def build_train_loader(cls, cfg: CfgNode, start_iter: int = 0) -> Iterable[list[dict]]:
         """Batches from iteration `start_iter` on; see `build_loader`."""
         return build_loader(cfg, cls.build_train_mapper(cfg), start_iter)
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Iterable[list[dict]]:
+        mapper = build_mapper(cfg, is_train=False)
+        return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
 
     def train(self):
         self.data_loader = self.build_train_loader(self.cfg, self.start_iter)

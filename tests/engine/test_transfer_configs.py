@@ -1,11 +1,13 @@
 """Every transfer config: it merges, builds, keeps to the paper's recipe, names no weights."""
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from detectron2 import model_zoo
 from detectron2.config import get_cfg
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import build_backbone
@@ -165,9 +167,60 @@ def test_dc5_is_the_papers():
 def test_every_task_is_ready_to_run_in_detectron2s_own_data_sets(path):
     if "densepose" in path.name:
         pytest.skip("DensePose is not installed")
+    if "cityscapes_instance" in path.name:
+        pytest.importorskip("shapely")
     cfg, notes = TransferTrainer.effective_config(load(path), 1)
     if "ViT" not in path.name:
         assert cfg.MODEL.RESNETS.NORM == "BN"
         assert any("MODEL.RESNETS.NORM: SyncBN -> BN" in note for note in notes)
     table = TransferTrainer.describe(cfg, 1, notes)
     assert f"{cfg.SOLVER.IMS_PER_BATCH} = 1 process(es)" in table
+
+
+@pytest.mark.parametrize(
+    "name, classes, crop, lr, iterations",
+    [
+        ("voc_semseg_FCN_R50_30k", 21, 513, 0.003, 30000),
+        ("cityscapes_semseg_FCN_R50_90k", 19, 769, 0.01, 90000),
+    ],
+)
+def test_semantic_segmentation_is_that_of_the_papers_appendix(name, classes, crop, lr, iterations):
+    cfg = load(ROOT / "transfer" / f"{name}.yaml")
+    expected = {
+        "SOLVER.IMS_PER_BATCH": 16,
+        "SOLVER.BASE_LR": lr,
+        "SOLVER.WEIGHT_DECAY": 1e-4,
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.STEPS": (iterations * 7 // 10, iterations * 9 // 10),
+        "SOLVER.GAMMA": 0.1,
+        "SOLVER.WARMUP_ITERS": 0,
+        "INPUT.SEM_SEG.CROP_SIZE": crop,
+        "INPUT.SEM_SEG.SCALE": (0.5, 2.0),
+        "INPUT.RANDOM_FLIP": "horizontal",
+        "INPUT.MIN_SIZE_TEST": 0,
+        "MODEL.SEM_SEG_HEAD.NAME": "FCNHead",
+        "MODEL.SEM_SEG_HEAD.NORM": "SyncBN",
+        "MODEL.SEM_SEG_HEAD.CONVS_DIM": 256,
+        "MODEL.SEM_SEG_HEAD.NUM_CLASSES": classes,
+        "MODEL.SEM_SEG_HEAD.IGNORE_VALUE": 255,
+        "MODEL.RESNETS.RES5_DILATION": 2,
+    }
+    for key, value in expected.items():
+        assert functools.reduce(getattr, key.split("."), cfg) == value, key
+    effective, notes = TransferTrainer.effective_config(cfg, 1)
+    assert effective.MODEL.SEM_SEG_HEAD.NORM == "BN"
+    table = TransferTrainer.describe(effective, 1, notes)
+    assert "SemanticSegmentor, FCNHead" in table and f"{crop} px of pictures scaled" in table
+
+
+def test_cityscapes_instances_follow_detectron2s_config_but_for_its_start():
+    cfg = load(ROOT / "transfer" / "cityscapes_instance_R50_FPN_24k.yaml")
+    theirs = get_cfg()
+    theirs.merge_from_file(model_zoo.get_config_file("Cityscapes/mask_rcnn_R_50_FPN.yaml"))
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (theirs.DATASETS.TRAIN, theirs.DATASETS.TEST)
+    for key in ("BASE_LR", "IMS_PER_BATCH", "MAX_ITER", "STEPS", "WARMUP_ITERS", "WEIGHT_DECAY"):
+        assert cfg.SOLVER[key] == theirs.SOLVER[key], key
+    for key in ("MIN_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TRAIN", "MAX_SIZE_TEST"):
+        assert cfg.INPUT[key] == theirs.INPUT[key], key
+    assert cfg.MODEL.ROI_HEADS.NUM_CLASSES == theirs.MODEL.ROI_HEADS.NUM_CLASSES == 8
+    assert cfg.MODEL.FPN.NORM == "SyncBN" and cfg.MODEL.MASK_ON
