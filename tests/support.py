@@ -41,11 +41,13 @@ class TinyBackbone(Backbone):
         return {"out": ShapeSpec(channels=self.channels, stride=2)}
 
 
-def tiny_pretrain_config(output_dir="", **overrides) -> CfgNode:
-    """A MoCo v2 config of R-18 at 32 px on the CPU; overrides as `MODEL__MOCO__DIM=32`."""
+def tiny_pretrain_config(
+    output_dir="", config: str = "configs/moco_pretrain.yaml", **overrides
+) -> CfgNode:
+    """A config, MoCo v2's, made R-18 at 32 px on the CPU; overrides as `MODEL__MOCO__DIM=32`."""
     cfg = get_cfg()
     add_moco_config(cfg)
-    cfg.merge_from_file("configs/moco_pretrain.yaml")
+    cfg.merge_from_file(config)
     options = {
         "MODEL.DEVICE": "cpu",
         "MODEL.RESNETS.DEPTH": 18,

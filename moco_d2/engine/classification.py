@@ -9,6 +9,7 @@ from moco_d2.checkpoint.loading import load_classifier_weights_
 from moco_d2.checkpoint.reading import read_backbone
 from moco_d2.data.labels import load_labelled_index, with_classes
 from moco_d2.engine import recipe
+from moco_d2.engine.backbones import has_batch_norm
 from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.frozen import FrozenTensors
 from moco_d2.engine.hooks import unwrap
@@ -164,8 +165,12 @@ def check_classifier(cfg: CfgNode, classes: Sequence[str], world_size: int) -> l
 def classifier_rows(cfg: CfgNode) -> list[tuple[str, str]]:
     """What the table says of a classifier besides."""
     classifier, views, few = cfg.MODEL.CLASSIFIER, cfg.INPUT.VIEWS, cfg.DATASETS.FEW_LABELS
-    batch = cfg.SOLVER.IMS_PER_BATCH
+    batch, trained = cfg.SOLVER.IMS_PER_BATCH, "everything"
     group = cfg.MODEL.BN_GROUP_SIZE or batch
+    if classifier.FREEZE_BACKBONE:
+        trained = "the last layer; the backbone is frozen, in eval mode"
+    elif has_batch_norm(cfg):
+        trained += f", BN in {batch // group} groups of {group} images"
     kept = f"{few * 100:g} % of each class" if few < 1 else f"{few:g} images of each class"
     return [
         ("test", ", ".join(cfg.DATASETS.TEST)),
@@ -173,12 +178,5 @@ def classifier_rows(cfg: CfgNode) -> list[tuple[str, str]]:
         ("classes", str(classifier.NUM_CLASSES)),
         ("labels", kept if few else "all"),
         ("loss", f"cross-entropy, label smoothing {classifier.LABEL_SMOOTHING:g}"),
-        (
-            "trained",
-            (
-                "the last layer; the backbone is frozen, its BN in eval mode"
-                if classifier.FREEZE_BACKBONE
-                else f"everything, BN in {batch // group} groups of {group} images"
-            ),
-        ),
+        ("trained", trained),
     ]
