@@ -5,7 +5,7 @@ from typing import Any
 
 from moco_d2.transfer.cells import FAILED
 from moco_d2.transfer.published import Published, PublishedTask, published_results
-from moco_d2.transfer.summary import RANDOM, SUPERVISED, count_trials, finished
+from moco_d2.transfer.summary import RANDOM, SUPERVISED, count_trials, finished, inits_of
 
 GAP = "–"  # a field that has no value
 
@@ -67,7 +67,7 @@ def _overview(results: dict[str, Any]) -> Section:
         [Entry(init["name"]), *(_primary(results, task, init["name"]) for task in tasks)]
         for init in results["inits"]
     ]
-    expected = len(tasks) * len(rows) * count_trials(results)
+    expected = sum(len(inits_of(results, task)) for task in tasks) * count_trials(results)
     done = sum(
         len(finished(results, t["name"], i["name"])) for t in tasks for i in results["inits"]
     )
@@ -108,6 +108,8 @@ def _primary(results: dict[str, Any], task: dict, init: str) -> Entry:
             if row["n"] == trials
             else Entry(f"{entry.text} ({row['n']} of {trials})", entry.value)
         )
+    if init not in [i["name"] for i in inits_of(results, task)]:
+        return Entry(GAP)
     cells = [c for c in results["cells"] if (c["task"], c["init"]) == (task["name"], init)]
     if any(cell["status"] == FAILED for cell in cells):
         return Entry("failed", tone="failed")
@@ -147,7 +149,7 @@ def _comparison(
     columns += ["published", "verdict"] * compared + ["source"] * (compared and not detail)
     rows = []
     for metric in metrics:
-        for init in results["inits"]:
+        for init in inits_of(results, task):
             row = _row(results, task["name"], init["name"], metric)
             if row is None and detail:
                 continue
@@ -223,7 +225,7 @@ def _runs(results: dict[str, Any]) -> Section:
     cells = {(c["task"], c["init"], c["trial"]): c for c in results["cells"]}
     rows = []
     for task in results["tasks"]:
-        for init in results["inits"]:
+        for init in inits_of(results, task):
             for trial in range(1, count_trials(results) + 1):
                 cell = cells.get((task["name"], init["name"], trial))
                 head = [Entry(task["name"]), Entry(init["name"]), Entry(str(trial), trial)]

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from moco_d2.transfer.summary import finished, read_curve
+from moco_d2.transfer.summary import finished, inits_of, read_curve
 
 # One colour per initialisation, told apart by colour-blind eyes (Okabe and Ito); the first is for
 # random weights. On a dark page a colour's lighter twin is used: see `palette`.
@@ -48,9 +48,9 @@ def palette() -> list[tuple[str, str]]:
 def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
     """Mean, spread and every trial of the first metric, by initialisation; published values."""
     rows = {r["init"]: r for r in _rows(results, task)}
-    inits = [init["name"] for init in results["inits"]]
+    inits = [init["name"] for init in inits_of(results, task)]
     with plt.rc_context(_STYLE):
-        figure, axis = plt.subplots(figsize=_size(results), constrained_layout=True)
+        figure, axis = plt.subplots(figsize=_size(inits_of(results, task)), constrained_layout=True)
         for i, name in enumerate(inits):
             if name not in rows:
                 axis.annotate("no result", (0, i), (6, 0), textcoords="offset points", va="center")
@@ -88,7 +88,7 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
         None where no run was evaluated more than once.
     """
     lines = []
-    for i, init in enumerate(results["inits"]):
+    for i, init in enumerate(inits_of(results, task)):
         cells = finished(results, task["name"], init["name"])
         curves = [read_curve(root / cell["folder"], task["metric"]) for cell in cells]
         curves = [curve for curve in curves if curve]
@@ -99,7 +99,7 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
     if not lines:
         return None
     with plt.rc_context(_STYLE):
-        figure, axis = plt.subplots(figsize=_size(results), constrained_layout=True)
+        figure, axis = plt.subplots(figsize=_size(inits_of(results, task)), constrained_layout=True)
         for i, name, iterations, values in lines:
             mean = values.mean(axis=0)
             axis.plot(iterations, mean, color=_colour(i), marker="o", markersize=3, label=name)
@@ -113,7 +113,7 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
         axis.set_xlabel("iteration")
         axis.set_ylabel(task["metric"])
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False)
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, columnspacing=1.2)
     return figure
 
 
@@ -151,9 +151,9 @@ def _rows(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]
     return [row for row in results["summary"] if (row["task"], row["metric"]) == wanted]
 
 
-def _size(results: dict[str, Any]) -> tuple[float, float]:
-    """Inches: the same for all plots, and a row of text for each initialisation."""
-    return 4.8, max(2.6, 0.75 + 0.4 * len(results["inits"]))
+def _size(inits: list[Any]) -> tuple[float, float]:
+    """Inches: the same for all plots of a task, and a row of text for each initialisation."""
+    return 4.8, max(2.6, 0.75 + 0.4 * len(inits))
 
 
 def _colour(i: int) -> str:

@@ -57,7 +57,7 @@ def summarise(results: dict[str, Any], root: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for task in results["tasks"]:
-        for init in results["inits"]:
+        for init in inits_of(results, task):
             cells = finished(results, task["name"], init["name"])
             name = _published_init(init, _config_of(root, cells)) if cells else None
             for metric in task["metrics"]:
@@ -79,6 +79,12 @@ def summarise(results: dict[str, Any], root: Path) -> list[dict[str, Any]]:
                 row["published"] = _published(task["name"], name, row) if comparable else None
                 rows.append(row)
     return rows
+
+
+def inits_of(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]:
+    """The initialisations of a task: all, unless it names its own, as the grids of an ablation."""
+    names = task.get("inits")
+    return [init for init in results["inits"] if names is None or init["name"] in names]
 
 
 def finished(results: dict[str, Any], task: str, init: str) -> list[dict[str, Any]]:
