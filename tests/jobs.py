@@ -70,6 +70,19 @@ def start(cfg, trainer=PretrainTrainer, resume: bool = False, processes: int = 1
     return [_started(_member, job, cfg, trainer, resume) for job in jobs]
 
 
+def run_on_processes(function, processes: int, *args, seconds: float = 120) -> None:
+    """Run a top-level function of a test file in gloo processes; faster than `run_processes`."""
+    url = find_job(processes).url
+    jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]
+    codes = finish([_started(_call, job, function, args) for job in jobs], seconds)
+    assert codes == [0] * processes
+
+
+def _call(job: Job, function, args) -> None:
+    torch.set_num_threads(1)
+    launch(function, job, "cpu", args)
+
+
 def _started(function, *args):
     process = _server.Process(target=function, args=args)
     process.start()

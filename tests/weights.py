@@ -41,11 +41,14 @@ def torchvision_resnet(depth: int) -> nn.Module:
 
 
 @functools.cache
-def detectron2_resnet(depth: int, last: str = "res5", number: int = 0) -> nn.Module:
-    """The `number`-th of several different networks."""
+def detectron2_resnet(
+    depth: int, last: str = "res5", number: int = 0, width: int = 64
+) -> nn.Module:
+    """The `number`-th of several different networks; `width` is of the first stage."""
     cfg = get_cfg()
     cfg.MODEL.RESNETS.DEPTH = depth
-    cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if depth < 50 else 256
+    cfg.MODEL.RESNETS.WIDTH_PER_GROUP = cfg.MODEL.RESNETS.STEM_OUT_CHANNELS = width
+    cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = width if depth < 50 else 4 * width
     cfg.MODEL.RESNETS.NORM = "BN"
     cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False
     cfg.MODEL.RESNETS.OUT_FEATURES = [last]
@@ -53,11 +56,11 @@ def detectron2_resnet(depth: int, last: str = "res5", number: int = 0) -> nn.Mod
     return randomise_norms_(build_resnet_backbone(cfg, ShapeSpec(channels=3)))
 
 
-def moco_checkpoint(depth: int = 18, last: str = "res5") -> dict:
+def moco_checkpoint(depth: int = 18, last: str = "res5", width: int = 64) -> dict:
     """A pretraining checkpoint as MoCo's trainer writes it, with random weights."""
     state = {}
     for number, encoder in enumerate(("encoder_q", "encoder_k")):
-        backbone = detectron2_resnet(depth, last, number).state_dict()
+        backbone = detectron2_resnet(depth, last, number, width).state_dict()
         state.update({f"{encoder}.backbone.{name}": t.clone() for name, t in backbone.items()})
         for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
             state[f"{encoder}.head.{name}"] = torch.rand(8)
@@ -71,9 +74,9 @@ def moco_checkpoint(depth: int = 18, last: str = "res5") -> dict:
             "name": "build_resnet_backbone",
             "depth": depth,
             "num_groups": 1,
-            "width_per_group": 64,
-            "res2_out_channels": 64 if depth < 50 else 256,
-            "stem_out_channels": 64,
+            "width_per_group": width,
+            "res2_out_channels": width if depth < 50 else 4 * width,
+            "stem_out_channels": width,
             "norm": "BN",
             "out_features": [last],
         },
