@@ -96,6 +96,10 @@ def add_moco_config(cfg: CN) -> None:
     # config's, and a config or command that states another one stops. False: the config's is used.
     cfg.INPUT.FOLLOW_WEIGHTS = True
 
+    # Detectors: resize images at random to 0.1 to 2 times this size, in pixels, and crop them to
+    # it, in place of MIN_SIZE_TRAIN and MAX_SIZE_TRAIN (large-scale jitter). 0: not.
+    cfg.INPUT.SCALE_JITTER = 0
+
     cfg.INPUT.VIEWS = CN()
     # Side of the square views that the encoders see, in pixels.
     cfg.INPUT.VIEWS.SIZE = 224
@@ -130,12 +134,14 @@ def add_moco_config(cfg: CN) -> None:
     # Size of that cache at most, in 10^9 bytes; what finds no room is decoded every time.
     cfg.DATALOADER.CACHE_GB = 8.0
 
-    # "SGD", "LARS" or "ADAMW". Pretraining only.
+    # "SGD", "LARS" (pretraining only) or "ADAMW".
     cfg.SOLVER.OPTIMIZER = "SGD"
     # Passes over the data set. More than 0: MAX_ITER is computed, and STEPS and WARMUP_EPOCHS
     # are read as epochs. 0: MAX_ITER, STEPS and WARMUP_ITERS count iterations.
     cfg.SOLVER.EPOCHS = 0
     cfg.SOLVER.WARMUP_EPOCHS = 0.0
+    # Detectors with a ViT: the learning rate of a block, in that of the next; 1.0: the same.
+    cfg.SOLVER.LAYER_DECAY = 1.0
     # Parts that each process's share of a step is computed in, one after the other, to save memory.
     # Pretraining only. Losses, keys and weights are those of the undivided batch.
     cfg.SOLVER.ACCUMULATE = 1

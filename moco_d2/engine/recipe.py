@@ -296,7 +296,11 @@ def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
     model, few, crop = cfg.MODEL, cfg.DATASETS.FEW_LABELS, cfg.INPUT.SEM_SEG
     part = f"{few:.4g} of the images" if few < 1 else f"{few:g} images"
     labels = f"of {part}, drawn by the seed" if few else "of all images"
-    rows = [("labels", labels), ("test", ", ".join(cfg.DATASETS.TEST))]
+    rows = [
+        ("labels", labels),
+        ("optimizer", cfg.SOLVER.OPTIMIZER),
+        ("test", ", ".join(cfg.DATASETS.TEST)),
+    ]
     if model.META_ARCHITECTURE == "SemanticSegmentor":
         head = model.SEM_SEG_HEAD
         rows += [
@@ -312,7 +316,8 @@ def transfer_rows(cfg: CfgNode) -> list[tuple[str, str]]:
         low, high = crop.SCALE
         rows.append(("crops", f"{crop.CROP_SIZE} px of pictures scaled by {low:g} to {high:g}"))
     if is_vit(cfg):
-        return rows
+        decay = cfg.SOLVER.LAYER_DECAY
+        return [*rows, ("lr of a block", f"{decay:g} of the next" if decay != 1 else "the same")]
     return [
         *rows,
         ("frozen", f"up to stage {model.BACKBONE.FREEZE_AT}"),

@@ -11,11 +11,13 @@ from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 from torch import nn
+from torch.optim import Optimizer
 
 from moco_d2.checkpoint import convention_of, load_detector_weights_
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.checkpoint.convention import SavedConvention, stated_convention
 from moco_d2.checkpoint.loading import read_detector_weights
+from moco_d2.data.scale_jitter import scale_jitter_mapper
 from moco_d2.data.sem_seg import build_mapper, check_semantic
 from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
@@ -28,6 +30,7 @@ from moco_d2.engine.precise_bn import PreciseBatches
 from moco_d2.engine.scaling import scale_to_processes
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import EVALUATORS, check_packages, evaluator_type
+from moco_d2.solver.detection import build_detector_optimizer, check_detector_solver
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class TransferTrainer(BaseTrainer):
         check_semantic(cfg)
         recipe.check_frozen(cfg)
         check_sampler(cfg)
+        check_detector_solver(cfg)
         if cfg.SOLVER.ACCUMULATE != 1:
             raise UserError(
                 f"SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE} is for pretraining; detectors train "
@@ -91,6 +95,10 @@ class TransferTrainer(BaseTrainer):
         seed_all_rng(cfg.SEED)  # the new layers' weights follow from it, whatever was drawn before
         return super().build_model(cfg)
 
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> Optimizer:
+        return build_detector_optimizer(cfg, model)
+
     def step_hooks(self) -> list:
         periods = (self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD)
         agree = AverageRunningStatistics(self.model, *periods)
@@ -118,6 +126,8 @@ class TransferTrainer(BaseTrainer):
     @classmethod
     def build_train_mapper(cls, cfg: CfgNode) -> Callable[[dict], dict]:
         """What turns a sample into the model's input, augmented."""
+        if cfg.INPUT.SCALE_JITTER:
+            return scale_jitter_mapper(cfg)
         return build_mapper(cfg, is_train=True)
 
     @classmethod

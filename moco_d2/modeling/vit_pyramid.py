@@ -88,9 +88,10 @@ def check_vit_pyramid(cfg: CfgNode) -> None:
             f"MODEL.VIT.WINDOW_BLOCKS {tuple(vit.WINDOW_BLOCKS)} names a block that is not there; "
             f"a ViT of MODEL.VIT.DEPTH {vit.DEPTH} has 0 to {vit.DEPTH - 1}"
         )
-    longest = max(inputs.MAX_SIZE_TRAIN, inputs.MAX_SIZE_TEST)
+    longest = max(inputs.SCALE_JITTER or inputs.MAX_SIZE_TRAIN, inputs.MAX_SIZE_TEST)
     if 0 < vit.SQUARE_PAD < longest:
         raise UserError(
             f"MODEL.VIT.SQUARE_PAD {vit.SQUARE_PAD} would cut images of up to {longest} pixels "
-            f"(INPUT.MAX_SIZE_TRAIN, MAX_SIZE_TEST); set these to {vit.SQUARE_PAD} or less"
+            "(INPUT.MAX_SIZE_TRAIN or SCALE_JITTER, MAX_SIZE_TEST); set them to "
+            f"{vit.SQUARE_PAD} or less"
         )
