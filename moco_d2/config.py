@@ -32,8 +32,18 @@ def add_moco_config(cfg: CN) -> None:
     cfg.MODEL.MOCO.MOMENTUM_SCHEDULE = "constant"
     # Temperature tau of the InfoNCE loss. v1: 0.07, v2: 0.2.
     cfg.MODEL.MOCO.TEMPERATURE = 0.2
-    # Number of keys K in the dictionary. It need not be a multiple of the batch.
+    # Where the keys come from (Figure 2 of the v1 paper): "queue" is MoCo; "memory_bank" and
+    # "in_batch" (end-to-end) are what the paper compares it with.
+    cfg.MODEL.MOCO.DICTIONARY = "queue"
+    # Number of keys K in the dictionary; of a memory bank, drawn from it in each step. It need not
+    # be a multiple of the batch.
     cfg.MODEL.MOCO.QUEUE_SIZE = 65536
+    # Momentum of an image's representation in the memory bank (InstDisc).
+    cfg.MODEL.MOCO.BANK_MOMENTUM = 0.5
+    # Images that the memory bank has room for; 0: as many as DATASETS.TRAIN has.
+    cfg.MODEL.MOCO.BANK_SIZE = 0
+    # Each view is the query once and the key once; the loss is the mean of both directions.
+    cfg.MODEL.MOCO.SYMMETRIC = False
     # Encode the keys of a step in BN groups drawn at random from the whole batch. Off, the loss
     # can be solved by reading which images shared a BN group (Sec. 3.3 of the v1 paper).
     cfg.MODEL.MOCO.SHUFFLE_BN = True

@@ -20,6 +20,7 @@ class Stream(IntEnum):
     AUGMENT = 8  # augmentations of a detector's training image
     REPEAT = 9  # how often images of rare classes come up in an epoch, and the order
     STEP = 10  # what a detector draws in a step: which proposals it learns from
+    NEGATIVES = 11  # which rows of a memory bank are a step's negatives
 
 
 def generator(stream: int, seed: int, position: int = 0, part: int = 0) -> np.random.Generator:

@@ -220,14 +220,29 @@ def broadcast_(model: nn.Module) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
+class _AllGatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = x.new_empty((comm.get_world_size() * len(x), *x.shape[1:]))
+        dist.all_gather_into_tensor(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        # What every process's loss says of this process's rows. The sum, not the mean: DDP takes
+        # the mean over processes of parameters' gradients, and would divide a second time.
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total.chunk(comm.get_world_size())[comm.get_rank()]
+
+
 def all_gather_rows(x: Tensor) -> Tensor:
-    """(n, ...) on each process, the same n -> (W n, ...) in order of rank on all. No gradient."""
-    world_size = comm.get_world_size()
-    if world_size == 1:
-        return x
-    out = x.new_empty((world_size * len(x), *x.shape[1:]))
-    dist.all_gather_into_tensor(out, x.contiguous())
-    return out
+    """(n, ...) on each process, the same n -> (W n, ...) in order of rank on all.
+
+    Where x takes a gradient, it gets that of the sum of all processes' losses; all must then run
+    `backward`.
+    """
+    return x if comm.get_world_size() == 1 else _AllGatherRows.apply(x)
 
 
 def all_reduce_mean_(x: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class KeyEncoderUpdate(HookBase):
     def after_step(self):
         momentum = self._schedule(self._momentum, self.trainer.iter / self.trainer.max_iter)
         self._model.finish_step(momentum)
-        log_scalar("key_encoder_momentum", momentum)
+        if self._model.key_encoder_follows:
+            log_scalar("key_encoder_momentum", momentum)
 
 
 def is_due(trainer, periods) -> bool:

@@ -8,6 +8,7 @@ from detectron2.utils import comm
 from tabulate import tabulate
 
 from moco_d2.engine.backbones import backbone_title, has_batch_norm, is_vit
+from moco_d2.engine.mechanism import check_dictionary, dictionary_rows, warn_of_repeats
 from moco_d2.errors import UserError
 
 
@@ -89,7 +90,7 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
-    moco, batch = cfg.MODEL.MOCO, cfg.SOLVER.IMS_PER_BATCH
+    moco = cfg.MODEL.MOCO
     check_groups(cfg, world_size)
     check_frozen(cfg)
     if cfg.DATASETS.FEW_LABELS:
@@ -101,40 +102,14 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
         raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
         raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
-    in_batch = cfg.MODEL.META_ARCHITECTURE == "MoCoV3"
-    warnings = [] if in_batch else _leaks(cfg, num_images)
-    if in_batch and num_images < batch:
-        warnings.append(
-            f"SOLVER.IMS_PER_BATCH {batch} exceeds the {num_images} images: a batch then holds an "
-            "image twice, as a negative of its own"
-        )
+    if cfg.MODEL.META_ARCHITECTURE == "MoCoV3":
+        warnings = warn_of_repeats(cfg, num_images)
+    else:
+        warnings = check_dictionary(cfg, num_images)
     if is_vit(cfg) and cfg.MODEL.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:
         warnings.append(
             f"MODEL.VIT.IMG_SIZE {cfg.MODEL.VIT.IMG_SIZE} is not INPUT.VIEWS.SIZE "
             f"{cfg.INPUT.VIEWS.SIZE}: the ViT's positions are stretched to the views"
-        )
-    return warnings
-
-
-def _leaks(cfg: CfgNode, num_images: int) -> list[str]:
-    """How MoCo v1 and v2 can go wrong without an error: warnings."""
-    batch, group = cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUP_SIZE
-    moco, warnings = cfg.MODEL.MOCO, []
-    if has_batch_norm(cfg):
-        if not moco.SHUFFLE_BN:
-            warnings.append(
-                "MODEL.MOCO.SHUFFLE_BN is off: BN statistics tell a query which key shares its "
-                "group, and the loss can be solved without learning to see"
-            )
-        elif group in (0, batch):
-            warnings.append(
-                f"one BN group of all {batch} images: queries and keys share their statistics, so "
-                "shuffling hides nothing; use a MODEL.BN_GROUP_SIZE below the batch"
-            )
-    if num_images < moco.QUEUE_SIZE:
-        warnings.append(
-            f"MODEL.MOCO.QUEUE_SIZE {moco.QUEUE_SIZE} exceeds the {num_images} images: the "
-            "dictionary then holds older keys of the query's own image as negatives"
         )
     return warnings
 
@@ -261,33 +236,27 @@ def image_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
 def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
     """What the table says of a MoCo run besides."""
     moco, views, batch = cfg.MODEL.MOCO, cfg.INPUT.VIEWS, cfg.SOLVER.IMS_PER_BATCH
-    group = cfg.MODEL.BN_GROUP_SIZE or batch
-    groups = f"{batch // group} of {group} images"
     head = moco.HEAD if moco.HEAD == "linear" else f"{moco.HEAD} of {moco.HEAD_LAYERS} layers"
     if cfg.MODEL.META_ARCHITECTURE == "MoCoV3":
+        group = cfg.MODEL.BN_GROUP_SIZE or batch
         last = "with" if moco.PREDICTOR_LAST_NORM else "without"
+        chance = 4 * moco.TEMPERATURE * math.log(batch)
         own = [
-            ("BN groups", groups),
+            ("BN groups", f"{batch // group} of {group} images"),
             ("predictor", f"2 layers, {last} a last norm"),
             ("dictionary", f"none: the {batch} keys of the batch, both views"),
+            ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
+            (
+                "loss",
+                f"temperature {moco.TEMPERATURE:g}, chance level 4 tau log(batch) = {chance:.3f}",
+            ),
         ]
-        chance = 4 * moco.TEMPERATURE * math.log(batch)
-        formula = "4 tau log(batch)"
     else:
-        size = moco.QUEUE_SIZE
-        shuffled = "shuffled" if moco.SHUFFLE_BN else "not shuffled"
-        in_epochs = f"{size / batch:.1f} steps = {size / num_images:.2f} epochs"
-        own = [
-            ("BN groups", f"{groups}, keys {shuffled}" if has_batch_norm(cfg) else "none"),
-            ("dictionary", f"queue of {size} keys = {in_epochs}"),
-        ]
-        chance, formula = math.log(size + 1), "log(K + 1)"
+        own = dictionary_rows(cfg, num_images)
     return [
         ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
         ("head", f"{head}, {moco.DIM} dimensions"),
         *own,
-        ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
-        ("loss", f"temperature {moco.TEMPERATURE:g}, chance level {formula} = {chance:.3f}"),
     ]
 
 

@@ -4,6 +4,7 @@ from moco_d2.checkpoint.loading import load_pretraining_weights_
 from moco_d2.engine import recipe
 from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
 from moco_d2.engine.images import ImageTrainer
+from moco_d2.engine.mechanism import resolve_bank_size
 from moco_d2.evaluation.features import evaluate_knn
 
 
@@ -13,7 +14,8 @@ class PretrainTrainer(ImageTrainer):
     @classmethod
     def check(cls, cfg, images, world_size):
         warnings = recipe.check_pretraining(cfg, len(images), world_size)
-        return [f"WARNING: {warning}" for warning in warnings]
+        notes = resolve_bank_size(cfg, len(images))
+        return [*notes, *(f"WARNING: {warning}" for warning in warnings)]
 
     @classmethod
     def recipe_rows(cls, cfg, images):

@@ -65,7 +65,8 @@ def build_encoder(
     """Build the encoder that a config describes, around `MODEL.BACKBONE.NAME`.
 
     Args:
-        forwards: of a part of a step, each with all of its images: one per view that is encoded.
+        forwards: of a part of a step, each with all of its images: one per view that is encoded,
+            as a query or as a key.
         build_head: makes the head for features of so many channels; None: the projection head of
             `MODEL.MOCO`.
     """

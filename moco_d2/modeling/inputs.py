@@ -43,7 +43,7 @@ def collate(batch: dict | list[dict]) -> dict:
         collated = {
             "views": [torch.stack(v) for v in zip(*(s["views"] for s in batch), strict=True)]
         }
-        for name in {"position", "label"} & batch[0].keys():
+        for name in {"position", "index", "label"} & batch[0].keys():
             collated[name] = torch.as_tensor([int(s[name]) for s in batch])
         return collated
     return {"image": torch.stack([s["image"] for s in batch])}

@@ -14,15 +14,26 @@ class MomentumModel(ImageModel):
     """A query encoder, the key encoder that starts as its copy, and the order of a training step:
     forward and backward, optimizer step, `finish_step`."""
 
-    def __init__(self, encoder: Encoder, pixel_mean: list[float], pixel_std: list[float]):
+    def __init__(
+        self,
+        encoder: Encoder,
+        pixel_mean: list[float],
+        pixel_std: list[float],
+        key_encoder: str = "follows",
+    ):
         """
         Args:
             encoder: the query encoder.
             pixel_mean, pixel_std: per channel, on the 0-255 scale.
+            key_encoder: "follows": a copy that moves slowly; for what MoCo is compared with
+                "query": the query encoder itself, or "none".
         """
         super().__init__(pixel_mean, pixel_std)
         self.encoder_q = encoder
-        self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
+        self.encoder_k = encoder if key_encoder == "query" else None
+        self.key_encoder_follows = key_encoder == "follows"
+        if self.key_encoder_follows:
+            self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
         self._in_step = False
 
     def features(self, images: Tensor) -> Tensor:
@@ -63,7 +74,9 @@ class MomentumModel(ImageModel):
     @torch.no_grad()
     def update_key_encoder(self, momentum: float) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q (Eq. 2 of arXiv 1911.05722). Parameters only:
-        each encoder's running statistics are its own."""
+        each encoder's running statistics are its own. Nothing, without an encoder that follows."""
+        if not self.key_encoder_follows:
+            return
         torch._foreach_lerp_(
             list(self.encoder_k.parameters()), list(self.encoder_q.parameters()), 1 - momentum
         )

@@ -57,7 +57,7 @@ def gather_keys(keys: Tensor, permutation: np.ndarray | None) -> Tensor:
         permutation: that the images were shuffled by, or None.
 
     Returns:
-        (B, C), without gradient, the same on every process.
+        (B, C), the same on every process; a gradient finds its way back to `keys`.
     """
     keys = all_gather_rows(keys)
     if permutation is None:
