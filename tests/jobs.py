@@ -67,14 +67,14 @@ def start(cfg, trainer=PretrainTrainer, resume: bool = False, processes: int = 1
     else:
         url = find_job(processes).url
         jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]
-    return [_started(_member, job, cfg, trainer, resume) for job in jobs]
+    return [start_function(_member, job, cfg, trainer, resume) for job in jobs]
 
 
 def run_on_processes(function, processes: int, *args, seconds: float = 120) -> None:
     """Run a top-level function of a test file in gloo processes; faster than `run_processes`."""
     url = find_job(processes).url
     jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]
-    codes = finish([_started(_call, job, function, args) for job in jobs], seconds)
+    codes = finish([start_function(_call, job, function, args) for job in jobs], seconds)
     assert codes == [0] * processes
 
 
@@ -83,7 +83,7 @@ def _call(job: Job, function, args) -> None:
     launch(function, job, "cpu", args)
 
 
-def _started(function, *args):
+def start_function(function, *args):
     process = _server.Process(target=function, args=args)
     process.start()
     return process
@@ -119,7 +119,7 @@ def _member(job: Job, cfg, trainer, resume: bool) -> None:
 
 def start_command(cfg, environ: dict[str, str]):
     """Start tools/train_net.py as a launcher does that says all in the environment."""
-    return _started(_command, cfg, environ)
+    return start_function(_command, cfg, environ)
 
 
 def _command(cfg, environ: dict[str, str]) -> None:

@@ -50,7 +50,7 @@ def run(argv: list[str] | None, epilog: str) -> int:
         if job.has_main_process:
             _check_writable(cfg.OUTPUT_DIR)
     except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
-        print(f"error: {_sentence(error)}", file=sys.stderr)
+        print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     try:
         launch(_main, job, cfg.MODEL.DEVICE, (cfg, notes, args))
@@ -120,7 +120,7 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
         if known is None:
             raise
         if comm.is_main_process() or not getattr(known, "on_all_processes", False):
-            logger.error(_sentence(known))
+            logger.error(sentence(known))
         raise SystemExit(2) from known
 
 
@@ -162,6 +162,6 @@ def _check_writable(folder: str) -> None:
         ) from error
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """An error's message; a KeyError would show it in quotes."""
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)

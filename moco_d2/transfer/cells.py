@@ -30,6 +30,8 @@ EVALUATED = (
     "knn",
     "classification",
 )
+# Scores over all objects of a data set, which are defined on every set that has any.
+_OF_ALL = ("/AP", "/AP50", "/AP75")
 DONE, FAILED = "done", "failed"
 
 
@@ -169,12 +171,17 @@ class Cell:
         return None
 
     def measured(self) -> dict[str, float]:
-        """The last results of evaluations, by the names of metrics.json. What is not finite, as
-        the AP over objects of a size that does not occur, is left out."""
+        """The last results of evaluations, by the names of metrics.json.
+
+        detectron2's evaluators call the AP of a detector that finds nothing NaN: here it is 0.
+        What else is not finite, as the AP over objects of a size that does not occur, is left out.
+        """
         found = {}
         for step in self.steps:
             for record in step.metrics():
                 found.update({key: value for key, value in record.items() if is_result(key)})
+        nothing_found = [k for k, v in found.items() if math.isnan(v) and k.endswith(_OF_ALL)]
+        found.update(dict.fromkeys(nothing_found, 0.0))
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def write_result(self, error: str | None = None) -> dict[str, Any]:
@@ -203,38 +210,41 @@ def write_results(
     root: Path,
     cells: Iterable[Cell],
     *,
+    title: str,
     command: str,
     environment: dict[str, Any],
     date: str,
+    trials: int,
     tasks: list[dict[str, Any]],
     inits: list[dict[str, Any]],
-    summary: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Write DIR/results.json; returns its content.
+) -> None:
+    """Write DIR/results.json; its `summary` is left to `moco_d2.transfer.summary`.
 
     Args:
         cells: all of the plan; those that have not ended are left out.
+        title: of a report.
         command: that started the benchmark.
         environment: machine and versions.
         date: of this start, YYYY-MM-DD.
+        trials: of each task and initialisation.
         tasks: `name`, `config`, `protocol`, `metric` (the first to look at) and `metrics`.
         inits: `name`, `weights`, `sha256` and `kind`: random, supervised or pretrained.
-        summary: by task, init and metric; see `moco_d2.transfer.statistics`.
     """
     content = {
         "version": 1,
+        "title": title,
         "command": command,
         "environment": environment,
         "date": date,
+        "trials": trials,
         "tasks": tasks,
         "inits": inits,
         "cells": [
             {**cell.result, "folder": cell.name} for cell in cells if cell.result is not None
         ],
-        "summary": summary,
+        "summary": [],
     }
     write_json(root / "results.json", content)
-    return content
 
 
 def read_json(path: Path) -> Any:

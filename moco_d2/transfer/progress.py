@@ -25,9 +25,8 @@ class Progress:
         self._at_once = at_once
         self._seconds = seconds
         self._printed = time.monotonic()
-        # Where a cell was when this process first saw it run.
+        # When this process first saw a cell run, and how far it was.
         self._seen: dict[str, tuple[float, int]] = {}
-        self._pace: dict[str, tuple[float, int]] = {}
 
     def watch(self, running: list[Cell]) -> None:
         """Print a line if it is time for one."""
@@ -52,30 +51,40 @@ class Progress:
         return ", ".join(parts)
 
     def _seconds_left(self, done: dict[str, int], running: Sequence[Cell]) -> float | None:
-        paces = self._paces(done, running)
-        if not paces:
+        pace = self._paces(done, running)
+        if not pace:
             return None
-        overall = sum(paces.values()) / len(paces)
+        overall = sum(pace.values()) / len(pace)
         left = [
-            (cell.iterations - done[cell.name]) * paces.get(cell.group, overall)
+            (cell.iterations - done[cell.name]) * pace.get(cell.group, overall)
             for cell in self._cells
             if cell.status is None
         ]
         return max([sum(left) / self._at_once, *left[:1]]) if left else 0.0
 
     def _paces(self, done: dict[str, int], running: Sequence[Cell]) -> dict[str, float]:
-        """Seconds per iteration by group."""
-        seconds, iterations = defaultdict(float), defaultdict(int)
-        for cell in self._cells:
-            if cell.status == DONE and cell.iterations:
-                seconds[cell.group] += cell.seconds()
-                iterations[cell.group] += cell.iterations
-        for cell in running:
-            begun, before = self._seen[cell.name]
-            if done[cell.name] > before:
-                seconds[cell.group] += time.monotonic() - begun
-                iterations[cell.group] += done[cell.name] - before
-        return {group: seconds[group] / n for group, n in iterations.items()}
+        begun = [(cell, *self._seen[cell.name]) for cell in running if cell.name in self._seen]
+        now = time.monotonic()
+        recent = [
+            (cell.group, now - since, done[cell.name] - before)
+            for cell, since, before in begun
+            if done[cell.name] > before
+        ]
+        return paces(self._cells, recent)
+
+
+def paces(cells: Sequence[Cell], recent: Sequence[tuple[str, float, int]] = ()) -> dict[str, float]:
+    """Seconds per iteration by group, of the finished cells and of what else was measured.
+
+    Args:
+        recent: (group, seconds, iterations).
+    """
+    seconds, iterations = defaultdict(float), defaultdict(int)
+    finished = [(c.group, c.seconds(), c.iterations) for c in cells if c.status == DONE]
+    for group, spent, made in [*finished, *recent]:
+        seconds[group] += spent
+        iterations[group] += made
+    return {group: seconds[group] / made for group, made in iterations.items() if made}
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,8 @@ import pytest
 
 from moco_d2.transfer.cells import Cell, is_result, training_step, write_results
 
+NAN = float("nan")
+
 
 @pytest.fixture
 def cell(tmp_path):
@@ -33,10 +35,10 @@ def test_the_last_finite_results_of_evaluations_are_what_a_cell_measured(cell):
         cell,
         {"iteration": 1, "total_loss": 2.0, "rpn/num_pos_anchors": 3.0},
         {"iteration": 1, "bbox/AP": 1.0, "bbox/AP50": 2.0},
-        {"iteration": 3, "total_loss": 1.0, "bbox/AP": 4.5, "bbox/APs": float("nan")},
+        {"iteration": 3, "total_loss": 1.0, "bbox/AP": 4.5, "bbox/APs": NAN, "segm/AP": NAN},
     )
     assert cell.iterations_done() == 4
-    assert cell.measured() == {"bbox/AP": 4.5, "bbox/AP50": 2.0}
+    assert cell.measured() == {"bbox/AP": 4.5, "bbox/AP50": 2.0, "segm/AP": 0.0}
     assert is_result("some_set/segm/AP") and not is_result("bbox") and not is_result("lr")
 
 
@@ -48,7 +50,7 @@ def test_results_hold_the_cells_that_have_ended(cell, tmp_path):
     cell.write_result()
     broken.write_result("there is no weight file a.pkl")
     about = {"command": "c", "environment": {}, "date": "2020-01-01", "tasks": [], "inits": []}
-    write_results(tmp_path, [cell, other, broken], **about, summary=[])
+    write_results(tmp_path, [cell, other, broken], title="t", trials=2, **about)
     cells = json.loads((tmp_path / "results.json").read_text())["cells"]
     assert [(c["folder"], c["status"]) for c in cells] == [
         ("voc/random/trial_1", "done"),

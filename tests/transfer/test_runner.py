@@ -98,7 +98,7 @@ def run_one(root: Path, script: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_runs_save_and_end_with_their_runner(tmp_path, number):
     log = tmp_path / "log"
-    runner = jobs._started(run_one, tmp_path, SAVING)
+    runner = jobs.start_function(run_one, tmp_path, SAVING)
     deadline = time.monotonic() + 60
     while not log.exists():
         assert time.monotonic() < deadline
