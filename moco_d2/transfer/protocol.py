@@ -1,6 +1,7 @@
 """Whether a run kept to the protocol of a published number: its config against the task's own."""
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def departures(task: str, cfg: CfgNode) -> list[str]:
     path = REPOSITORY / f"configs/transfer/{task}.yaml"
     if not path.is_file():
         return [f"there is no configs/transfer/{task}.yaml to compare with"]
-    there, here = _facts(load_config(path)), _facts(cfg)
+    there, here = _published_facts(path), _facts(cfg)
     return [
         f"{key} is {_short(here.get(key))}, not {_short(there.get(key))}"
         for key in sorted(there.keys() | here.keys())
@@ -94,6 +95,11 @@ def load_config(path: str | Path) -> CfgNode:
     cfg.set_new_allowed(True)  # a run's own architecture may have brought its own keys
     cfg.merge_from_file(str(path))
     return cfg
+
+
+@cache
+def _published_facts(path: Path) -> dict[str, Any]:
+    return _facts(load_config(path))
 
 
 def _facts(cfg: CfgNode) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def _task(results: dict[str, Any], task: dict, plots: list[tuple[str, str]]) -> 
     sentences = [f"{protocol}."] if protocol else []
     tables = [_comparison(results, task, [task["metric"]], task["metric"])]
     others = [metric for metric in task["metrics"] if metric != task["metric"]]
-    if others:
-        tables.append(_comparison(results, task, others, "Other metrics", detail=True))
+    table = _comparison(results, task, others, "Other metrics", detail=True)
+    tables += [table] if table.rows else []
     if published and task["departures"]:
         reasons = "; ".join(task["departures"])
         sentences.append(

@@ -15,6 +15,12 @@ CONTENT = yaml.safe_load(PATH.read_text())
 VOC = "voc_0712_R50_C4_24k"
 
 
+def test_every_task_is_a_config():
+    configs = {path.stem for path in CONFIGS.glob("[!B]*.yaml")}
+    # Nothing is published for MoCo v3 under ViTDet's protocol.
+    assert set(CONTENT["tasks"]) == configs - {"coco_ViT_B_SFP"}
+
+
 def test_every_source_and_initialisation_is_used():
     rows = [row for task in CONTENT["tasks"].values() for row in task["rows"]]
     assert {row["init"] for row in rows} == set(CONTENT["inits"])
@@ -51,7 +57,7 @@ def test_a_row_that_says_what_it_cannot_is_refused(change, message):
         parse(content)
 
 
-@pytest.mark.parametrize("name", [n for n in CONTENT["tasks"] if (CONFIGS / f"{n}.yaml").is_file()])
+@pytest.mark.parametrize("name", sorted(CONTENT["tasks"]))
 def test_a_tasks_own_config_is_its_protocol(name):
     found = departures(name, load_config(CONFIGS / f"{name}.yaml"))
     reason = CONTENT["tasks"][name].get("not_comparable")

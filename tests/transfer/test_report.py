@@ -273,6 +273,16 @@ def test_unverified_numbers_are_marked(tmp_path):
     assert "31.0 (unverified)" in (tmp_path / "report.md").read_text()
 
 
+def test_nothing_has_run_yet(tmp_path):
+    task = {"name": VOC, "protocol": "", "metric": "bbox/AP", "metrics": METRICS}
+    content = {"tasks": [task], "inits": [{"name": "random", "weights": "", "kind": "random"}]}
+    content |= {"command": "benchmark", "environment": {}, "date": "2020-01-01", "trials": 2}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    page = Page(report(tmp_path))
+    assert "0 of 2 runs are done, 2 missing" in page.text
+    assert page.rows("bbox/AP")[0]["mean ± std"][0] == "missing"
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(UserError, match="has no results.json"):
         report(tmp_path)
