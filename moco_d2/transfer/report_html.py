@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from moco_d2.transfer.report_content import Entry, Section, Table, last_line
-from moco_d2.transfer.report_plots import palette
+from moco_d2.transfer.report_plots import COLOURS
 
 STYLES = Path(__file__).with_name("report.css")
 _LONG = 36  # characters from which a field may take two lines
@@ -126,6 +126,6 @@ def _class(names: str) -> str:
 def _colours() -> str:
     """The plots' colours as CSS, for light and dark."""
     light, dark = (
-        "".join(f"--series-{i}: {pair[k]}; " for i, pair in enumerate(palette())) for k in (0, 1)
+        "".join(f"--series-{i}: {pair[k]}; " for i, pair in enumerate(COLOURS)) for k in (0, 1)
     )
     return f":root {{ {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from moco_d2.transfer.summary import finished, inits_of, read_curve
 
-# One colour per initialisation, told apart by colour-blind eyes (Okabe and Ito); the first is for
-# random weights. On a dark page a colour's lighter twin is used: see `palette`.
-_COLOURS = (
+# (On a light page, on a dark page) for each initialisation, told apart by colour-blind eyes (after
+# Okabe and Ito). A plot's SVG calls them var(--series-N), and PNGs have the first of each.
+COLOURS = (
     ("#7d7d7d", "#a3a3a3"),
     ("#0072b2", "#4fb0e8"),
     ("#d55e00", "#f58a45"),
@@ -38,11 +38,6 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "moco_d2",
 }
-
-
-def palette() -> list[tuple[str, str]]:
-    """(on a light page, on a dark page) for the series that a plot's SVG calls var(--series-N)."""
-    return list(_COLOURS)
 
 
 def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
@@ -141,7 +136,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
     svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", svg)
     svg = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--font)", svg)
     svg = svg.replace(_INK, "currentColor")
-    for i, (light, _) in enumerate(_COLOURS):
+    for i, (light, _) in enumerate(COLOURS):
         svg = svg.replace(light, f"var(--series-{i})")
     return svg
 
@@ -157,4 +152,4 @@ def _size(inits: list[Any]) -> tuple[float, float]:
 
 
 def _colour(i: int) -> str:
-    return _COLOURS[i % len(_COLOURS)][0]
+    return COLOURS[i % len(COLOURS)][0]

@@ -100,7 +100,7 @@ def count_trials(results: dict[str, Any]) -> int:
 
 def read_curve(folder: Path, metric: str) -> dict[int, float]:
     """A metric by iteration, from what a cell's runs have written; empty where none did."""
-    for path in _training_folders(folder, "metrics.json"):
+    for path in _newest_first(folder, "metrics.json"):
         records = read_metrics(path)
         curve = {int(r["iteration"]): r[metric] for r in records if metric in r}
         if curve:
@@ -113,7 +113,7 @@ def _cells_of(root: Path) -> Iterable[dict[str, Any]]:
         yield {**read_json(path), "folder": path.parent.relative_to(root).as_posix()}
 
 
-def _training_folders(folder: Path, name: str) -> list[Path]:
+def _newest_first(folder: Path, name: str) -> list[Path]:
     """Files of this name in a cell's folder, the last step's first."""
     return sorted(folder.rglob(name), key=lambda path: path.stat().st_mtime, reverse=True)
 
@@ -121,7 +121,7 @@ def _training_folders(folder: Path, name: str) -> list[Path]:
 def _config_of(root: Path, cells: list[dict[str, Any]]) -> CfgNode | None:
     """The config that the last run of the first of some cells was trained with."""
     for cell in cells:
-        for path in _training_folders(root / cell["folder"], "config.yaml"):
+        for path in _newest_first(root / cell["folder"], "config.yaml"):
             return load_config(path)
     return None
 
