@@ -144,8 +144,10 @@ def _read_paths(name: str) -> ImageIndex:
     missing = [path for path in paths if not PathManager.exists(path)]
     if missing or not paths:
         _raise_unknown(missing[0] if missing else name)
-    if set(options) - {"root", "column"}:
-        raise UserError(f"The list {name!r} has unknown options: a list takes root and column.")
+    if set(options) - {"root", "column", "label"}:
+        raise UserError(
+            f"The list {name!r} has unknown options: a list takes root, column and label."
+        )
     parts = []
     for kind, group in itertools.groupby(paths, _kind):
         parts += kind(name, list(group), options)

@@ -22,7 +22,9 @@ def is_list_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _READERS
 
 
-def read_list(path: str, root: str | None = None, column: str | None = None) -> ImageIndex:
+def read_list(
+    path: str, root: str | None = None, column: str | None = None, label: str | None = None
+) -> ImageIndex:
     """Index the images that a list names, in its order.
 
     Args:
@@ -31,6 +33,7 @@ def read_list(path: str, root: str | None = None, column: str | None = None) -> 
             (one of ``LABEL_COLUMNS``) if there are any.
         root: the folder that paths are relative to; None: that of the list.
         column: name of the column of paths.
+        label: name of the column of labels.
 
     Raises:
         FileNotFoundError: the list names no image.
@@ -39,35 +42,35 @@ def read_list(path: str, root: str | None = None, column: str | None = None) -> 
     if root is None:
         root = path[: path.rfind("/") + 1]
     read = _READERS[os.path.splitext(path)[1].lower()]
-    rows = [(name, label) for name, label in read(path, column) if name]
+    rows = [(name, class_name) for name, class_name in read(path, column, label) if name]
     if not rows:
         raise FileNotFoundError(f"The list {path!r} names no image: it needs one in each line.")
-    names = {label for _, label in rows if label not in (None, "")}
+    names = {class_name for _, class_name in rows if class_name not in (None, "")}
     classes = sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (0, name))
     numbers = {name: number for number, name in enumerate(classes)}
     builder = IndexBuilder()
-    for name, label in rows:
+    for name, class_name in rows:
         where = name if "://" in name else os.path.join(root, name)
-        builder.add_path(where, numbers.get(label, -1))
+        builder.add_path(where, numbers.get(class_name, -1))
     return builder.finish(classes)
 
 
-def _read_text(path: str, column: str | None) -> _Rows:
+def _read_text(path: str, column: str | None, label: str | None) -> _Rows:
     with PathManager.open(path, "rb") as file:
         for line in file.read().splitlines():
-            name, _, label = os.fsdecode(line).partition("\t")
-            yield name.strip(), label.strip() or None
+            name, _, class_name = os.fsdecode(line).partition("\t")
+            yield name.strip(), class_name.strip() or None
 
 
-def _read_csv(path: str, column: str | None) -> _Rows:
+def _read_csv(path: str, column: str | None, label: str | None) -> _Rows:
     with PathManager.open(path, "rb") as file:
         text = os.fsdecode(file.read()).removeprefix("\ufeff")
     rows = csv.DictReader(io.StringIO(text, newline=""))
-    names, labels = _columns(path, rows.fieldnames or (), column)
+    names, labels = _columns(path, rows.fieldnames or (), column, label)
     return ((row[names], row[labels] if labels else None) for row in rows)
 
 
-def _read_parquet(path: str, column: str | None) -> _Rows:
+def _read_parquet(path: str, column: str | None, label: str | None) -> _Rows:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -76,14 +79,16 @@ def _read_parquet(path: str, column: str | None) -> _Rows:
             "write the list as CSV."
         ) from None
     local = PathManager.get_local_path(path)
-    names, labels = _columns(path, parquet.read_schema(local).names, column)
+    names, labels = _columns(path, parquet.read_schema(local).names, column, label)
     table = parquet.read_table(local, columns=[names, *([labels] if labels else [])])
     paths = table[names].to_pylist()
     classes = map(str, table[labels].to_pylist()) if labels else itertools.repeat(None)
     return zip(paths, classes, strict=False)
 
 
-def _columns(path: str, there: Iterable[str], column: str | None) -> tuple[str, str | None]:
+def _columns(
+    path: str, there: Iterable[str], column: str | None, label: str | None
+) -> tuple[str, str | None]:
     there = list(there)
     wanted = PATH_COLUMNS if column is None else (column,)
     names = next((name for name in wanted if name in there), None)
@@ -92,10 +97,15 @@ def _columns(path: str, there: Iterable[str], column: str | None) -> tuple[str, 
             f"The list {path!r} has the columns {', '.join(map(repr, there))} and none of them is "
             f"{' or '.join(wanted)}: name the column of paths, as in '{path}?column=...'."
         )
-    return names, next((name for name in LABEL_COLUMNS if name in there), None)
+    if label is not None and label not in there:
+        raise UserError(
+            f"The list {path!r} has the columns {', '.join(map(repr, there))} and none of them is "
+            f"{label}: name the column of labels, as in '{path}?label=...'."
+        )
+    return names, label or next((name for name in LABEL_COLUMNS if name in there), None)
 
 
-_READERS: dict[str, Callable[[str, str | None], _Rows]] = {
+_READERS: dict[str, Callable[[str, str | None, str | None], _Rows]] = {
     ".txt": _read_text,
     ".csv": _read_csv,
     ".parquet": _read_parquet,

@@ -87,7 +87,7 @@ def test_a_csv_list(folder, tmp_path):
     assert load_image_index([str(path)]).path(0) == str(tmp_path / "none")
     with pytest.raises(UserError, match="columns 'id', 'where'.*none of them is picture"):
         load_image_index([f"{path}?column=picture"])
-    with pytest.raises(UserError, match="unknown options: a list takes root and column"):
+    with pytest.raises(UserError, match="unknown options: a list takes root, column and label"):
         load_image_index([f"{path}?color=red"])
 
 
