@@ -104,7 +104,7 @@ def test_all_that_cannot_work_is_listed_at_once(backbone, tmp_path, monkeypatch)
         refuse(plan.problems)
     text = str(refusal.value)
     for problem in (
-        "there is no task 'voc_0712': give the path of a config, or coco_R50_C4_1x,",
+        "there is no task 'voc_0712': give the path of a config, or ",
         "--tasks has scenes_faster_rcnn_R18_FPN more than once",
         "there is no weight file x.pkl",
         "--init '?=y': a name is of letters",
