@@ -1,6 +1,7 @@
 """Every pretraining config: it runs, made small, on the built-in data, and its export loads into a
 detector. A new file is tested by being there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,9 @@ def test_two_iterations_and_an_export_that_loads_into_a_detector(path, built_in_
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_configs_say_what_they_are(path):
-    """A comment first; every run has a folder of its own."""
+    """A comment first, with the published number or that there is none; a folder of its own."""
+    comment = " ".join(path.read_text().partition("_BASE_:")[0].replace("#", " ").split())
     assert path.read_text().startswith("#")
+    assert re.search(r"Published[:,]|[Nn]o published number", comment)
     outputs = [load(other).OUTPUT_DIR for other in CONFIGS if other != path]
     assert load(path).OUTPUT_DIR not in outputs
