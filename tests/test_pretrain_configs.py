@@ -63,8 +63,17 @@ SMALL_BACKBONES = {
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
         "MODEL.RESNETS.OUT_FEATURES": ["res4"],
     },
+    "build_vit_backbone": {
+        "MODEL.VIT.EMBED_DIM": 48,
+        "MODEL.VIT.DEPTH": 2,
+        "MODEL.VIT.NUM_HEADS": 4,
+        "MODEL.VIT.IMG_SIZE": 32,
+    },
 }
-DETECTORS = {"build_resnet_backbone": "demo/scenes_faster_rcnn_R18_FPN.yaml"}
+DETECTORS = {
+    "build_resnet_backbone": "demo/scenes_faster_rcnn_R18_FPN.yaml",
+    "build_vit_backbone": "transfer/coco_ViT_B_SFP.yaml",
+}
 
 
 def small(path: Path, output: Path) -> CfgNode:
@@ -95,6 +104,9 @@ def detector_of(name: str, convention: dict) -> torch.nn.Module:
     cfg.MODEL.DEVICE = "cpu"
     cfg.MODEL.RESNETS.NORM = cfg.MODEL.FPN.NORM = "BN"
     cfg.MODEL.ROI_BOX_HEAD.FC_DIM = cfg.MODEL.FPN.OUT_CHANNELS = 16
+    if name == "build_vit_backbone":
+        small_vit = {**SMALL_BACKBONES[name], "MODEL.VIT.WINDOW_BLOCKS": ()}
+        cfg.merge_from_list([item for pair in small_vit.items() for item in pair])
     apply_input_convention(cfg, convention)
     return build_model(cfg)
 
