@@ -34,7 +34,7 @@ DATA = {
     "voc_2007": ("scenes_voc", 12, "bbox/AP"),
     "voc_2012_sem_seg": ("scenes_voc_sem_seg", 13, "sem_seg/mIoU"),
     "cityscapes_fine_instance_seg": ("scenes_cityscapes_instance", 8, "segm/AP"),
-    "cityscapes_fine_sem_seg": ("scenes_cityscapes_sem_seg", 19, "sem_seg/IoU"),
+    "cityscapes_fine_sem_seg": ("scenes_cityscapes_sem_seg", 19, "sem_seg/mIoU"),
 }
 # One task of each family, for two processes.
 FAMILIES = (
@@ -93,6 +93,7 @@ def small(name: str, output, weights: str, processes: int):
         "DATALOADER.NUM_WORKERS": 0,
         "INPUT.MIN_SIZE_TRAIN": (64,),
         "INPUT.MIN_SIZE_TEST": min(64, cfg.INPUT.MIN_SIZE_TEST),
+        "INPUT.SEM_SEG.CROP_SIZE": min(65, cfg.INPUT.SEM_SEG.CROP_SIZE),
         "MODEL.DEVICE": "cpu",
         "MODEL.WEIGHTS": weights,
         "MODEL.RESNETS.STEM_OUT_CHANNELS": WIDTH,
@@ -110,6 +111,7 @@ def small(name: str, output, weights: str, processes: int):
         "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (16,),
         "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": len(KEYPOINT_OKS_SIGMAS),
         "MODEL.SEM_SEG_HEAD.NUM_CLASSES": classes,
+        "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
         "OUTPUT_DIR": str(output),
         "SEED": 1,
         "SOLVER.WARMUP_ITERS": 0,
