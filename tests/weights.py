@@ -12,7 +12,11 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.layers import ShapeSpec
 from detectron2.modeling.backbone import build_resnet_backbone
+from support import tiny_pretrain_config, tiny_vit_options
 from torch import nn
+
+from moco_d2.engine.identity import RunIdentity
+from moco_d2.modeling.moco import MoCo
 
 RGB = {
     "format": "RGB",
@@ -86,6 +90,13 @@ def moco_checkpoint(depth: int = 18, last: str = "res5", width: int = 64) -> dic
         "epochs": 1.5,
     }
     return {"model": state, "trainer": {"iteration": 99}, "iteration": 99, "recipe": recipe}
+
+
+def vit_checkpoint() -> dict:
+    """The same of a small ViT."""
+    cfg = tiny_pretrain_config(**tiny_vit_options())
+    recipe = RunIdentity(cfg, num_images=100).state_dict()
+    return {"model": MoCo(cfg).state_dict(), "iteration": 99, "recipe": recipe}
 
 
 def register_tiny_coco(name: str, root, images: int = 4, size: int = 64) -> None:

@@ -12,7 +12,7 @@ import torch
 from detectron2.config import get_cfg
 from detectron2.utils import comm
 from jobs import run_on_processes
-from weights import moco_checkpoint
+from weights import moco_checkpoint, vit_checkpoint
 
 from moco_d2 import add_moco_config
 from moco_d2.checkpoint import convert
@@ -40,6 +40,7 @@ DATA = {
 FAMILIES = (
     "cityscapes_instance_R50_FPN_24k",
     "coco_R50_FPN_1x_4conv1fc",
+    "coco_ViT_B_SFP",
     "coco_keypoint_R50_FPN_2x",
     "lvis_v0.5_R50_FPN_2x",
     "voc_0712_R50_C4_24k",
@@ -47,6 +48,23 @@ FAMILIES = (
     "voc_semseg_FCN_R50_30k",
 )
 WIDTH = 8  # of the first stage of the R-50
+# What makes a ViT, and its images, small.
+SMALL_VIT = {
+    "MODEL.VIT.EMBED_DIM": 48,
+    "MODEL.VIT.DEPTH": 2,
+    "MODEL.VIT.NUM_HEADS": 4,
+    "MODEL.VIT.IMG_SIZE": 32,
+    "MODEL.VIT.WINDOW_SIZE": 2,
+    "MODEL.VIT.WINDOW_BLOCKS": (0,),
+    "MODEL.VIT.SQUARE_PAD": 64,
+    "INPUT.SCALE_JITTER": 64,
+    "INPUT.MAX_SIZE_TEST": 64,
+}
+# Tensors of a backbone that training must move.
+TRAINED = {
+    "r50": ("stem.conv1.weight", "stem.conv1.norm.bias", "res5.2.conv3.weight"),
+    "vit": ("patch_embed.proj.weight", "pos_embed", "blocks.1.mlp.fc2.weight"),
+}
 
 
 @pytest.fixture(scope="session")
@@ -63,11 +81,17 @@ def datasets(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
-    """The backbone of a narrow MoCo R-50, exported."""
+    """The backbones of a narrow MoCo R-50 and a small MoCo ViT, exported, by `kind_of`."""
     folder = tmp_path_factory.mktemp("exported")
-    torch.save(moco_checkpoint(50, width=WIDTH), folder / "moco.pth")
-    convert(str(folder / "moco.pth"), str(folder / "r50.pkl"))
-    return str(folder / "r50.pkl")
+    for kind, checkpoint in (("r50", moco_checkpoint(50, width=WIDTH)), ("vit", vit_checkpoint())):
+        torch.save(checkpoint, folder / f"{kind}.pth")
+        convert(str(folder / f"{kind}.pth"), str(folder / f"{kind}.pkl"))
+    return {kind: str(folder / f"{kind}.pkl") for kind in TRAINED}
+
+
+def kind_of(name: str) -> str:
+    """The kind of a task's backbone."""
+    return "vit" if "ViT" in name else "r50"
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +142,7 @@ def small(name: str, output, weights: str, processes: int):
         "TEST.DETECTIONS_PER_IMAGE": 4,
         "TEST.KEYPOINT_OKS_SIGMAS": KEYPOINT_OKS_SIGMAS if cfg.MODEL.KEYPOINT_ON else (),
         "LOG_PERIOD": 1,
+        **(SMALL_VIT if kind_of(name) == "vit" else {}),
     }
     opts = [str(item) for pair in options.items() for item in pair]
     args = Namespace(config_file=str(TASKS[name]), opts=opts, eval_only=False, resume=False)
@@ -154,12 +179,13 @@ def check_metrics(name: str, output: Path) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_runs_from_random_and_from_exported_weights(exported, tmp_path, name):
-    weights = pickle.loads(Path(exported).read_bytes())["model"]
-    for path, output in (("", tmp_path / "random"), (exported, tmp_path / "exported")):
+    kind = kind_of(name)
+    weights = pickle.loads(Path(exported[kind]).read_bytes())["model"]
+    for path, output in (("", tmp_path / "random"), (exported[kind], tmp_path / "exported")):
         model, before = run(name, output, path)
         assert all(p.requires_grad for p in model.parameters())
         after = model.state_dict()
-        for last in ("stem.conv1.weight", "stem.conv1.norm.bias", "res5.2.conv3.weight"):
+        for last in TRAINED[kind]:
             (name_in_model,) = (n for n in after if n.endswith(last))
             given = torch.from_numpy(weights[last])
             assert torch.equal(before[name_in_model], given) == bool(path)
@@ -167,10 +193,10 @@ def test_a_task_runs_from_random_and_from_exported_weights(exported, tmp_path, n
         check_metrics(name, output)
 
 
-def _two_processes(names: list[str], datasets: Path, folder: Path, weights: str) -> None:
+def _two_processes(names: list[str], datasets: Path, folder: Path, weights: dict) -> None:
     os.environ["DETECTRON2_DATASETS"] = str(datasets)
     for name in names:
-        model, _ = run(name, folder / name, weights, processes=2)
+        model, _ = run(name, folder / name, weights[kind_of(name)], processes=2)
         torch.save(model.module.state_dict(), folder / f"{name}.{comm.get_rank()}.pt")
 
 
