@@ -6,9 +6,11 @@ import jobs
 import numpy as np
 import pytest
 import torch
-from support import tiny_pretrain_config
+from layouts import IMAGENET, SAMPLES, save_vit, vits
+from support import random_views, tiny_pretrain_config
+from torchvision.transforms.functional import normalize
 
-from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert
+from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert, load_backbone
 from moco_d2.data.datasets import load_image_index
 from moco_d2.engine.classification import ClassificationTrainer
 from moco_d2.engine.frozen import FrozenTensorsChanged
@@ -161,6 +163,44 @@ def test_linear_classification_trains_the_head_on_frozen_features(images, tmp_pa
         heads.append(state["encoder.head.weight"])
     assert torch.equal(*heads)
     assert metrics(tmp_path / "own")[-1]["classification/top1"] >= 50
+
+
+def features_of(cfg, images):
+    trainer = ClassificationTrainer(cfg)
+    trainer.resume_or_load(resume=False)
+    with torch.no_grad():
+        return trainer, unwrap(trainer.model).eval()({"image": images}).double()
+
+
+def test_other_projects_files_bring_their_convention(images, tmp_path):
+    """A format whose images are not normalised, which its files do not state."""
+    path = SAMPLES["byol"].save(tmp_path)
+    options = {"MODEL__RESNETS__OUT_FEATURES": ["res5"]}
+    shown = random_views(2, 64, 0)[0]
+    trainer, ours = features_of(linear_config(images, tmp_path, path, **options), shown)
+    assert trainer.cfg.MODEL.PIXEL_MEAN == [0.0] * 3 and trainer.cfg.MODEL.PIXEL_STD == [255.0] * 3
+    with torch.no_grad():
+        theirs = load_backbone(str(path))(shown / 255)["res5"].mean((2, 3)).double()
+    torch.testing.assert_close(ours, theirs / theirs.norm(dim=1, keepdim=True), rtol=0, atol=1e-5)
+
+
+def test_a_published_vit_gives_its_class_token(images, tmp_path):
+    """MoCo v3's layout, against timm's own forward."""
+    path = save_vit("moco_v3_vit", tmp_path)
+    options = {
+        "MODEL__BACKBONE__NAME": "build_vit_backbone",
+        "MODEL__VIT__EMBED_DIM": 384,
+        "MODEL__VIT__NUM_HEADS": 12,
+        "MODEL__VIT__DEPTH": 2,
+        "MODEL__VIT__IMG_SIZE": 48,
+        "MODEL__VIT__CLASS_TOKEN": True,
+        "INPUT__VIEWS__SIZE": 48,
+    }
+    shown = random_views(2, 48, 0)[0]
+    _, ours = features_of(linear_config(images, tmp_path, path, **options), shown)
+    with torch.no_grad():
+        theirs = vits(384, 12)[0].double()(normalize(shown.double() / 255, *IMAGENET))
+    torch.testing.assert_close(ours, theirs / theirs.norm(dim=1, keepdim=True), rtol=0, atol=1e-5)
 
 
 def test_linear_classification_is_exact_after_a_resume(images, tmp_path, pretrained):
