@@ -36,7 +36,7 @@ setup(
     extras_require={
         "data": ["pyarrow", "tifffile"],
         "weights": ["timm", "safetensors"],
-        "benchmark": ["lvis", "cityscapesScripts"],
+        "benchmark": ["lvis", "cityscapesScripts", "shapely"],
         "dev": [
             "pytest",
             "pytest-xdist",
