@@ -32,7 +32,6 @@ class Cityscapes:
     """leftImg8bit and gtFine: polygons, and PNGs of labels, of trainIds and of instances."""
 
     suffix = "_cityscapes"
-    min_size = 1
     revision = 0
 
     def locations(self, demo_set):

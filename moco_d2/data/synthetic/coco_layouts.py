@@ -18,7 +18,6 @@ class Coco:
     """Images, one JSON of boxes, polygons and keypoints, and a PNG of semantic labels each."""
 
     suffix = ""
-    min_size = 1
     revision = 0
 
     def locations(self, demo_set):
@@ -61,7 +60,6 @@ class Lvis:
     """
 
     suffix = "_lvis"
-    min_size = 1
     revision = 0
 
     def locations(self, demo_set):

@@ -16,12 +16,10 @@ class Layout(Protocol):
 
     Attributes:
         suffix: what the family's name gets in the name of its folder and of the registered set.
-        min_size: the smallest set that detectron2 can read.
         revision: raised whenever the layout gets other files, and old ones are replaced.
     """
 
     suffix: str
-    min_size: int
     revision: int
 
     def locations(self, demo_set: DemoSet) -> dict[str, str]:
@@ -41,7 +39,6 @@ class ClassFolders:
     """One folder of images per class, as ImageNet is laid out."""
 
     suffix = ""
-    min_size = 1
     revision = 0
 
     def locations(self, demo_set):

@@ -7,7 +7,7 @@ from typing import Any
 
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
-from detectron2.data.datasets import load_coco_json, load_voc_instances
+from detectron2.data.datasets import load_coco_json
 from detectron2.data.datasets.cityscapes import (
     load_cityscapes_instances,
     load_cityscapes_semantic,
@@ -31,6 +31,7 @@ from moco_d2.data.synthetic.layouts import (
 from moco_d2.data.synthetic.pictures import IGNORE_LABEL, OBJECT_SIDE, SCENE_SIDE
 from moco_d2.data.synthetic.sets import SETS, DemoSet
 from moco_d2.data.synthetic.writer import read_manifest
+from moco_d2.data.voc import load_voc_instances
 
 
 def demo_root() -> Path:

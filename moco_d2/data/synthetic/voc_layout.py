@@ -20,8 +20,6 @@ class Voc:
     """
 
     suffix = "_voc"
-    # detectron2 reads the list of images with numpy.loadtxt, which makes no list of one line.
-    min_size = 2
     revision = 1
 
     def locations(self, demo_set):

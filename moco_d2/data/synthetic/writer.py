@@ -102,11 +102,6 @@ def _wanted_sizes(layout: str, sizes: dict[str, int]) -> dict[str, int]:
         writer, size = LAYOUTS[layout].get(demo_set.family), sizes.get(name, demo_set.default_size)
         if writer is None or size == 0:
             continue
-        if size < writer.min_size:
-            raise ValueError(
-                f"{name} has {size} image; in the layout {layout} it needs {writer.min_size} or "
-                "more, or 0 to leave it out."
-            )
         wanted[name] = size
     return wanted
 

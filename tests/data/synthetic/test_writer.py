@@ -97,7 +97,6 @@ def test_an_interrupted_rendering_is_completed(rendered, tmp_path, monkeypatch):
         ({"layout": "yolo"}, ["yolo", "coco", "voc"]),
         ({"sizes": {"scene_train": 5}}, ["scene_train", "scenes_train"]),
         ({"sizes": {"scenes_train": -5}}, ["scenes_train", "-5"]),
-        ({"sizes": {"scenes_train": 1}, "layout": "voc"}, ["scenes_train", "voc", "2"]),
         ({"seed": -1}, ["-1"]),
         ({"workers": 0}, ["0 workers"]),
     ],
