@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from moco_d2.transfer.runner import only_runner, run_cells
 TITLE = "Transfer benchmark"
 
 
-def run_benchmark(plan: Plan, at_once: int, command: Sequence[str], dry_run: bool = False) -> int:
+def run_benchmark(plan: Plan, at_once: int, command: str, dry_run: bool = False) -> int:
     """Check and print a plan, then run it and report.
 
     Args:
@@ -42,7 +41,7 @@ def run_benchmark(plan: Plan, at_once: int, command: Sequence[str], dry_run: boo
     print(plan_text(plan, sizes, at_once), flush=True)
     if dry_run:
         return 0
-    about = {**describe(plan), "title": TITLE, "command": " ".join(command)}
+    about = {**describe(plan), "title": TITLE, "command": command}
     with only_runner(plan.root):
         return run_and_report(plan.root, plan.cells, slots, about)
 

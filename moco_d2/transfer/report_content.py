@@ -248,11 +248,12 @@ def _run_entries(cell: dict[str, Any] | None, metric: str) -> list[Entry]:
 
 
 def _reading(results: dict[str, Any]) -> Section:
-    sentences = [
-        "± after a mean is the standard deviation of single trials (n − 1); ± after a difference "
-        "is its standard error. Trials of the same seed are compared with each other, where both "
-        "initialisations have at least two of them.",
-    ]
+    sentences = ["± after a mean is the standard deviation of single trials (n − 1)."]
+    if any(row[f"diff_{kind}"] for row in results["summary"] for kind in (RANDOM, SUPERVISED)):
+        sentences.append(
+            "± after a difference is its standard error. Trials of the same seed are compared with "
+            "each other, where both initialisations have at least two of them."
+        )
     if any(row["published"] for row in results["summary"]):
         sentences += [
             "A mean is within where it is at most 2 · √(std² / n + std_p² / n_p) + 0.05 from the "

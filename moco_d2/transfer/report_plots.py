@@ -26,6 +26,7 @@ COLOURS = (
     ("#5b5bd6", "#9a9aff"),
 )
 _INK = "#1f2328"
+_WIDTH = 4.8  # inches
 _STYLE = {
     "font.size": 9.5,
     "axes.edgecolor": _INK,
@@ -45,7 +46,7 @@ def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
     rows = {r["init"]: r for r in _rows(results, task)}
     inits = [init["name"] for init in inits_of(results, task)]
     with plt.rc_context(_STYLE):
-        figure, axis = plt.subplots(figsize=_size(inits_of(results, task)), constrained_layout=True)
+        figure, axis = plt.subplots(figsize=(_WIDTH, 0.75 + 0.4 * len(inits)), layout="constrained")
         for i, name in enumerate(inits):
             if name not in rows:
                 axis.annotate("no result", (0, i), (6, 0), textcoords="offset points", va="center")
@@ -64,8 +65,9 @@ def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
                 face = _INK if row["published"]["verified"] else "none"
                 place = ([row["published"]["value"]], [i - 0.37])
                 axis.scatter(*place, s=26, marker="v", facecolor=face, edgecolors=_INK, zorder=4)
-            text = f"{row['mean']:.1f}"
-            axis.annotate(text, (top, i), (9, 0), textcoords="offset points", va="center")
+            axis.annotate(
+                f"{row['mean']:.3g}", (top, i), (9, 0), textcoords="offset points", va="center"
+            )
         axis.set_yticks(range(len(inits)), inits)
         axis.invert_yaxis()
         axis.set_ylim(len(inits) - 0.4, -0.6)
@@ -90,11 +92,11 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
         common = sorted(set.intersection(*map(set, curves))) if curves else []
         if len(common) > 1:
             values = np.array([[curve[t] for t in common] for curve in curves])  # (trials, times)
-            lines.append((i, init["name"], [t + 1 for t in common], values))
+            lines.append((i, init["name"], common, values))
     if not lines:
         return None
     with plt.rc_context(_STYLE):
-        figure, axis = plt.subplots(figsize=_size(inits_of(results, task)), constrained_layout=True)
+        figure, axis = plt.subplots(figsize=(_WIDTH, 2.6), layout="constrained")
         for i, name, iterations, values in lines:
             mean = values.mean(axis=0)
             axis.plot(iterations, mean, color=_colour(i), marker="o", markersize=3, label=name)
@@ -144,11 +146,6 @@ def to_svg(figure: Figure, prefix: str) -> str:
 def _rows(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]:
     wanted = (task["name"], task["metric"])
     return [row for row in results["summary"] if (row["task"], row["metric"]) == wanted]
-
-
-def _size(inits: list[Any]) -> tuple[float, float]:
-    """Inches: the same for all plots of a task, and a row of text for each initialisation."""
-    return 4.8, max(2.6, 0.75 + 0.4 * len(inits))
 
 
 def _colour(i: int) -> str:

@@ -1,5 +1,6 @@
 """Everything that a benchmark's folder tells: cells, what they add up to, what is published."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,12 @@ def count_trials(results: dict[str, Any]) -> int:
 
 
 def read_curve(folder: Path, metric: str) -> dict[int, float]:
-    """A metric by iteration, from what a cell's runs have written; empty where none did."""
+    """A metric by iterations done, from what a cell's runs have written; empty where none did."""
     for path in _newest_first(folder, "metrics.json"):
         records = read_metrics(path)
-        curve = {int(r["iteration"]): r[metric] for r in records if metric in r}
+        # detectron2 counts the evaluation after training as one step further than the last.
+        end = max((r["iteration"] for r in records if "total_loss" in r), default=math.inf) + 1
+        curve = {min(r["iteration"] + 1, end): r[metric] for r in records if metric in r}
         if curve:
             return curve
     return {}
