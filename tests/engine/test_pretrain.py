@@ -25,13 +25,23 @@ def metrics(folder, name="loss_contrastive"):
     return {r["iteration"]: r[name] for r in map(json.loads, lines) if name in r}
 
 
-def test_resume_goes_on_as_if_it_had_never_stopped(images, tmp_path):
-    """Queue, key encoder, optimizer, schedule and sample stream are where they were."""
+@pytest.mark.parametrize(
+    "dictionary",
+    [
+        {"DICTIONARY": "queue", "SYMMETRIC": True},
+        {"DICTIONARY": "memory_bank", "QUEUE_SIZE": 20},
+        {"DICTIONARY": "in_batch"},
+    ],
+    ids=lambda dictionary: dictionary["DICTIONARY"],
+)
+def test_resume_goes_on_as_if_it_had_never_stopped(dictionary, images, tmp_path):
+    """Dictionary, key encoder, optimizer, schedule and sample stream are where they were."""
     overrides = {
         "DATASETS__TRAIN": (str(images),),
         "SOLVER__MAX_ITER": 8,
         "SOLVER__CHECKPOINT_PERIOD": 3,
         "MODEL__MOCO__MOMENTUM_SCHEDULE": "cosine",
+        **{f"MODEL__MOCO__{key}": value for key, value in dictionary.items()},
     }
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = train(tiny_pretrain_config(whole, **overrides)).state_dict()
@@ -58,14 +68,18 @@ def test_resume_goes_on_as_if_it_had_never_stopped(images, tmp_path):
         assert torch.equal(resumed[name], tensor), name
     for key in ("loss_contrastive", "lr", "key_encoder_momentum"):
         assert metrics(parts, key) == metrics(whole, key), key
+    follows = dictionary["DICTIONARY"] == "queue"
+    assert len(metrics(whole, "key_encoder_momentum")) == (8 if follows else 0)
 
 
-def test_resume_with_another_batch_or_seed_is_refused(images, tmp_path):
+def test_resume_with_another_batch_seed_or_dictionary_is_refused(images, tmp_path):
     data = {"DATASETS__TRAIN": (str(images),), "SOLVER__MAX_ITER": 1}
     train(tiny_pretrain_config(tmp_path, **data))
     for change, message in (
         ({"SOLVER__IMS_PER_BATCH": 8}, "SOLVER.IMS_PER_BATCH is 8 and was 16"),
         ({"SEED": 8}, "SEED is 8 and was 7"),
+        ({"MODEL__MOCO__DICTIONARY": "in_batch"}, "DICTIONARY is in_batch and was queue"),
+        ({"MODEL__MOCO__QUEUE_SIZE": 30}, "MODEL.MOCO.QUEUE_SIZE is 30 and was 40"),
     ):
         trainer = PretrainTrainer(tiny_pretrain_config(tmp_path, **data, **change))
         with pytest.raises(ValueError, match=message):

@@ -48,6 +48,10 @@ def test_steps_past_the_end_are_dropped_and_said():
     assert solver.STEPS == (2,) and "past the end" in notes[-1]
 
 
+BANK = {"MODEL__MOCO__DICTIONARY": "memory_bank"}
+IN_BATCH = {"MODEL__MOCO__DICTIONARY": "in_batch"}
+
+
 @pytest.mark.parametrize(
     ("world_size", "overrides", "message"),
     [
@@ -68,6 +72,15 @@ def test_steps_past_the_end_are_dropped_and_said():
         ),
         (1, {"MODEL__MOCO__MOMENTUM": 1.0}, "MODEL.MOCO.MOMENTUM is 1.0"),
         (1, {"MODEL__MOCO__TEMPERATURE": 0.0}, "MODEL.MOCO.TEMPERATURE is 0.0"),
+        (1, {"MODEL__MOCO__QUEUE_SIZE": 0}, "QUEUE_SIZE is 0; it must be at least 1"),
+        (1, {"MODEL__MOCO__DICTIONARY": "shelf"}, "'shelf'; known: queue, memory_bank, in_batch"),
+        (1, {**BANK, "MODEL__MOCO__SYMMETRIC": True}, "SYMMETRIC True has no meaning with"),
+        (1, {**BANK, "MODEL__MOCO__BANK_MOMENTUM": 1.0}, "BANK_MOMENTUM is 1.0"),
+        (1, {**BANK, "MODEL__MOCO__BANK_SIZE": 7}, "BANK_SIZE is 7, and DATASETS.TRAIN has 1000"),
+        (1, {**BANK, "MODEL__MOCO__QUEUE_SIZE": 1001}, "set it to 1000 or less"),
+        # 10^15 numbers: more than any machine has room for.
+        (1, {**BANK, "MODEL__MOCO__DIM": 10**12}, r"1000 images takes 4000000\.00 GB .*which has"),
+        (1, {**IN_BATCH, "SOLVER__ACCUMULATE": 2}, "ACCUMULATE 2 cannot divide a step of"),
     ],
 )
 def test_what_cannot_run_or_learn_is_refused_with_what_to_do(world_size, overrides, message):
@@ -105,6 +118,12 @@ def test_groups_larger_and_smaller_than_a_share_are_accepted(world_size):
         ({"MODEL__BN_GROUP_SIZE": 0}, "one BN group of all 16 images"),
         ({"MODEL__BN_GROUP_SIZE": 16}, "one BN group of all 16 images"),
         ({"MODEL__MOCO__QUEUE_SIZE": 1001}, "exceeds the 1000 images"),
+        (
+            {"MODEL__MOCO__QUEUE_SIZE": 2001, "MODEL__MOCO__SYMMETRIC": True},
+            "exceeds the 1000 images with two keys each",
+        ),
+        ({**IN_BATCH, "MODEL__MOCO__SHUFFLE_BN": False}, "SHUFFLE_BN is off"),
+        ({**IN_BATCH, "SOLVER__IMS_PER_BATCH": 1004}, "a batch then holds an image twice"),
     ],
 )
 def test_what_leaks_gets_one_warning(overrides, message):
@@ -115,6 +134,37 @@ def test_what_leaks_gets_one_warning(overrides, message):
 def test_no_batch_norm_no_leak():
     cfg = tiny_pretrain_config(MODEL__RESNETS__NORM="GN", MODEL__MOCO__SHUFFLE_BN=False)
     assert recipe.check_pretraining(cfg, 1000, 1) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {**BANK, "MODEL__MOCO__SHUFFLE_BN": False},  # positives are from earlier batches
+        {**IN_BATCH, "MODEL__MOCO__QUEUE_SIZE": 5000},  # there is no queue
+        {"MODEL__MOCO__QUEUE_SIZE": 2000, "MODEL__MOCO__SYMMETRIC": True},
+    ],
+)
+def test_what_concerns_other_dictionaries_is_not_warned_of(overrides):
+    assert recipe.check_pretraining(tiny_pretrain_config(**overrides), 1000, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        (
+            {"MODEL__MOCO__SYMMETRIC": True},
+            ["40 keys = 1.2 steps = 0.02 epochs", "mean of both directions", "momentum 0.999"],
+        ),
+        (
+            BANK,
+            ["bank of 1000 images (6.4e-05 GB), momentum 0.5, 40 negatives", "log(K + 1) = 3.714"],
+        ),
+        (IN_BATCH, ["16 keys of the batch, with gradient", "log(batch) = 2.773"]),
+    ],
+)
+def test_table_describes_each_dictionary(overrides, rows):
+    table = recipe.recipe_table(recipe.pretrain_rows(tiny_pretrain_config(**overrides), 1000), [])
+    assert [row for row in rows if row not in table] == []
 
 
 def test_table_names_the_chance_level_and_every_choice():

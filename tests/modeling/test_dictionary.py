@@ -1,4 +1,4 @@
-"""The queue against a Python list."""
+"""The queue against a Python list; the memory bank's draws, updates and refusals."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny_pretrain_config
 
-from moco_d2.modeling.dictionary import KeyQueue
+from moco_d2.modeling.dictionary import KeyQueue, MemoryBank, build_dictionary
 
 
 def oldest_first(queue):
@@ -70,3 +71,39 @@ def test_keys_of_another_length_are_refused():
 def test_an_empty_queue_is_refused():
     with pytest.raises(ValueError, match="its size is 0"):
         KeyQueue(0, 2)
+
+
+def test_draws_are_uniform_and_depend_on_seed_and_iteration_only():
+    bank, same = (MemoryBank(10, 4, 5000, 0.5, seed=3) for _ in range(2))
+    draws = [bank.drawn(iteration) for iteration in (0, 1)]
+    assert torch.equal(draws[0], same.drawn(0)) and not torch.equal(*draws)
+    assert not torch.equal(draws[0], MemoryBank(10, 4, 5000, 0.5, seed=4).drawn(0))
+    counts = np.bincount(torch.cat(draws), minlength=10)
+    # 1000 each are expected, with a standard deviation of 30.
+    assert counts.sum() == 10000 and np.abs(counts - 1000).max() < 150
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    index=st.lists(st.integers(0, 6), min_size=1, max_size=12), momentum=st.sampled_from([0.0, 0.5])
+)
+def test_rows_move_towards_the_last_query_of_their_image(index, momentum):
+    bank, rng = MemoryBank(7, 3, 2, momentum, seed=0), np.random.default_rng(len(index))
+    before = bank.keys.numpy().astype(np.float64)
+    q = rng.standard_normal((len(index), 3))
+    q /= np.linalg.norm(q, axis=1, keepdims=True)
+    bank.update_(torch.tensor(index), torch.from_numpy(q).float())
+    expected = before.copy()
+    for i, query in zip(index, q, strict=True):
+        expected[i] = momentum * before[i] + (1 - momentum) * query
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(bank.keys.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert list(bank.state_dict()) == ["keys"] and bank.keys.dtype == torch.float32
+
+
+def test_what_no_dictionary_is_built_from():
+    cfg = tiny_pretrain_config(MODEL__MOCO__DICTIONARY="memory_bank")
+    with pytest.raises(ValueError, match="0 images .MODEL.MOCO.BANK_SIZE.*sets the number"):
+        build_dictionary(cfg)
+    with pytest.raises(ValueError, match="DICTIONARY is 'shelf'; known: queue, memory_bank"):
+        build_dictionary(tiny_pretrain_config(MODEL__MOCO__DICTIONARY="shelf"))
