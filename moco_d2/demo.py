@@ -2,16 +2,11 @@
 
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import torch
 from detectron2.config import CfgNode, get_cfg
 from tabulate import tabulate
@@ -20,68 +15,35 @@ from moco_d2.checkpoint import convert
 from moco_d2.config import add_moco_config
 from moco_d2.data.synthetic import render_demo_data
 from moco_d2.engine.trainer import PretrainTrainer
-from moco_d2.visualization.curves import draw_pretraining_curves, read_metrics
+from moco_d2.transfer.cells import REPOSITORY, Cell, training_step
+from moco_d2.transfer.machine import cores, places, processor
+from moco_d2.transfer.runner import run_cells
+from moco_d2.transfer.statistics import spread
+from moco_d2.visualization.curves import draw_pretraining_curves
 from moco_d2.visualization.detections import draw_detections
 from moco_d2.visualization.views import draw_view_pairs
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 PRETRAIN_CONFIG = REPOSITORY / "configs/demo/moco_pretrain.yaml"
 TRANSFER_CONFIG = REPOSITORY / "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
 SETS_LEFT_OUT = ("novel_train", "novel_test", "figures_train", "figures_test")
 METRICS = {"AP": "bbox/AP", "AP50": "bbox/AP50"}  # title in the table -> key in metrics.json
 
 
-@dataclass
-class Job:
-    """A run of tools/train_net.py in a process of its own, watched through its metrics.json."""
+class Reports:
+    """Prints what running cells have newly written to their metrics.json."""
 
-    title: str
-    config: Path
-    output: Path
-    max_iter: int
-    options: list[str] = field(default_factory=list)
-    processes: int = 1
-    _reported: int = -1
+    def __init__(self) -> None:
+        self._reported: dict[str, int] = {}
 
-    def start(self) -> None:
-        shutil.rmtree(self.output, ignore_errors=True)
-        self.output.mkdir(parents=True)
-        command = [sys.executable, str(REPOSITORY / "tools/train_net.py"), "--config", self.config]
-        command += ["--num-gpus", self.processes, *self.options, "OUTPUT_DIR", self.output]
-        self._log = open(self.output / "stdout.txt", "w")  # noqa: SIM115 (closed by `finished`)
-        self._process = subprocess.Popen(
-            [str(word) for word in command],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            # Several processes of one thread beat one process of several.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    def __call__(self, running: list[Cell]) -> None:
+        for cell in running:
+            records = [r for r in cell.steps[0].metrics() if "total_loss" in r]
+            if records and records[-1]["iteration"] > self._reported.get(cell.name, -1):
+                self._reported[cell.name] = records[-1]["iteration"]
+                self._print(cell, records[-1])
 
-    def finished(self) -> bool:
-        """Whether the process has ended; prints what is new, and fails when the process did."""
-        code = self._process.poll()
-        self._report()
-        if code is None:
-            return False
-        self._log.close()
-        if code != 0:
-            tail = (self.output / "stdout.txt").read_text().splitlines()[-15:]
-            raise RuntimeError(f"{self.title} failed with exit code {code}:\n" + "\n".join(tail))
-        return True
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-
-    def _report(self) -> None:
-        path = self.output / "metrics.json"
-        records = read_metrics(path) if path.exists() else []
-        records = [r for r in records if "total_loss" in r]
-        if not records or records[-1]["iteration"] <= self._reported:
-            return
-        last = records[-1]
-        self._reported = last["iteration"]
-        words = [f"  {self.title}: {self._reported + 1}/{self.max_iter}"]
+    def _print(self, cell: Cell, last: dict[str, float]) -> None:
+        words = [f"  {cell.steps[0].name}: {int(last['iteration']) + 1}/{cell.iterations}"]
         words.append(f"loss {last['total_loss']:.3f}")
         if "[metric]contrastive_acc1" in last:
             words.append(f"(chance {last['[metric]chance_level']:.3f})")
@@ -89,24 +51,14 @@ class Job:
         words.append(f"{last.get('eta_seconds', 0):.0f} s left")
         print("  ".join(words), flush=True)
 
-    def results(self) -> dict[str, float]:
-        last = read_metrics(self.output / "metrics.json")[-1]
-        return {title: last[key] for title, key in METRICS.items()}
 
-
-def run_jobs(jobs: list[Job], at_once: int) -> None:
-    """Run jobs, some at the same time, until all have ended or one has failed."""
-    waiting, running = list(jobs), []
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                running.append(waiting.pop(0))
-                running[-1].start()
-            time.sleep(1)
-            running = [job for job in running if not job.finished()]
-    finally:
-        for job in running:
-            job.stop()
+def _run_anew(cells: list[Cell], at_once: int) -> None:
+    """Run cells from their beginning; an error if one of them fails."""
+    for cell in cells:
+        shutil.rmtree(cell.folder, ignore_errors=True)
+    failed = run_cells(cells, places(at_once, 1), watch=Reports())
+    if failed:
+        raise RuntimeError(f"{failed[0].steps[0].name} failed: {failed[0].result['error']}")
 
 
 def run_demo(
@@ -132,7 +84,6 @@ def run_demo(
     begin = time.time()
     root = Path(output).resolve()
     os.environ["DETECTRON2_DATASETS"] = str(root / "datasets")
-    cores = len(os.sched_getaffinity(0))
 
     _headline(1, "render the built-in data set")
     sizes = {**dict.fromkeys(SETS_LEFT_OUT, 0), **(sizes or {})}
@@ -140,14 +91,11 @@ def run_demo(
 
     _headline(2, "pretrain without labels: MoCo v2, ResNet-18")
     cfg = _config(PRETRAIN_CONFIG, options)
-    iterations = cfg.SOLVER.MAX_ITER
-    processes = max(n for n in (1, 2, 4) if n <= cores)  # 4 BN groups, so up to 4 processes
-    started = time.time()
-    run_jobs(
-        [Job("pretraining", PRETRAIN_CONFIG, root / "pretrain", iterations, options, processes)],
-        at_once=1,
-    )
-    pretrain_seconds = time.time() - started
+    processes = max(n for n in (1, 2, 4) if n <= cores())  # 4 BN groups, so up to 4 processes
+    pretraining = Cell(root, "pretrain", "moco", 1, cfg.SEED, place="pretrain")
+    arguments = (PRETRAIN_CONFIG, pretraining.folder, options, cfg.SOLVER.MAX_ITER, processes)
+    pretraining.steps = (training_step("pretraining", *arguments),)
+    _run_anew([pretraining], at_once=1)
     checkpoint = root / "pretrain/model_final.pth"
 
     _headline(3, "classify by nearest neighbours, with random and with pretrained features")
@@ -164,18 +112,15 @@ def run_demo(
     _headline(5, f"fine-tune a detector on few scenes, {trials} run(s) per initialisation")
     iterations = _config(TRANSFER_CONFIG, [*transfer_options]).SOLVER.MAX_ITER
     common = [*transfer_options, "MODEL.DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
-    jobs = {
-        (title, trial): Job(
-            f"{title}, run {trial}",
-            TRANSFER_CONFIG,
-            root / f"transfer/{folder}/trial_{trial}",
-            iterations,
-            [*common, "MODEL.WEIGHTS", str(weights), "SEED", str(trial)],
-        )
-        for trial in range(1, trials + 1)
-        for title, folder, weights in (("random", "random", ""), ("MoCo v2", "moco", backbone))
-    }
-    run_jobs(list(jobs.values()), at_once=cores)
+    cells = {}
+    for trial in range(1, trials + 1):
+        for title, folder, weights in (("random", "random", ""), ("MoCo v2", "moco", backbone)):
+            cell = Cell(root, "transfer", folder, trial, seed=trial)
+            own = [*common, "MODEL.WEIGHTS", str(weights), "SEED", str(trial)]
+            arguments = (TRANSFER_CONFIG, cell.folder, own, iterations)
+            cell.steps = (training_step(f"{title}, run {trial}", *arguments),)
+            cells[title, trial] = cell
+    _run_anew(list(cells.values()), at_once=cores())
 
     _headline(6, "draw what happened")
     pictures = {
@@ -185,20 +130,20 @@ def run_demo(
     }
     draw_view_pairs(cfg, str(pictures["views"]))
     draw_pretraining_curves(str(root / "pretrain/metrics.json"), str(pictures["curves"]))
-    detectors = {title: _trained(jobs[title, 1].output) for title in knn}
+    detectors = {title: _trained(cells[title, 1].folder) for title in knn}
     draw_detections(detectors, "moco_demo_scenes_test", str(pictures["detections"]))
 
     results = {
         "date": date.today().isoformat(),
-        "machine": f"{_processor()}, {cores} cores, torch {torch.__version__}",
-        "seconds": {"pretraining": pretrain_seconds, "all": time.time() - begin},
+        "machine": f"{processor()}, {cores()} cores, torch {torch.__version__}",
+        "seconds": {"pretraining": pretraining.seconds(), "all": time.time() - begin},
         "pretraining_iterations": cfg.SOLVER.MAX_ITER,
         "trials": trials,
         "rows": [
             {
                 "init": title,
                 "kNN": knn[title],
-                **_spread([jobs[title, t].results() for t in range(1, trials + 1)]),
+                **_spread([cells[title, t].measured() for t in range(1, trials + 1)]),
             }
             for title in knn
         ],
@@ -228,10 +173,9 @@ def _trained(output: Path) -> CfgNode:
 def _spread(trials: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Mean and sample standard deviation of each metric; no deviation of a single trial."""
     summary = {}
-    for metric in METRICS:
-        values = [trial[metric] for trial in trials]
-        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        summary[metric] = {"mean": float(np.mean(values)), "std": std, "values": values}
+    for title, key in METRICS.items():
+        values = [trial[key] for trial in trials]
+        summary[title] = {"values": values, **spread(values)}
     return summary
 
 
@@ -258,11 +202,3 @@ def _print_table(results: dict, root: Path, pictures: dict[str, Path]) -> None:
 
 def _relative(path: Path) -> str:
     return os.path.relpath(path)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -1,17 +1,21 @@
 """From a command line to a running job: arguments, effective config, processes, trainer."""
 
 import argparse
+import json
 import logging
+import math
 import os
 import sys
 import tempfile
 
 from detectron2.config import CfgNode, get_cfg
 from detectron2.engine import default_argument_parser, default_setup
+from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from moco_d2.checkpoint.files import replaced_file
 from moco_d2.config import add_moco_config
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.classification import ClassificationTrainer
@@ -22,6 +26,9 @@ from moco_d2.engine.follow_weights import check_stated_convention
 from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
+
+# What --eval-only writes into OUTPUT_DIR.
+EVALUATION = "evaluation.json"
 
 # Meta-architectures that this project trains its own way; all others are detectron2's models.
 TRAINERS = {
@@ -110,7 +117,9 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
     logger.info("\n" + trainer_class.describe(cfg, comm.get_world_size(), notes))
     try:
         if args.eval_only:
-            trainer_class.eval_only(cfg, resume=args.resume)
+            results = trainer_class.eval_only(cfg, resume=args.resume)
+            if comm.is_main_process():
+                _write_evaluation(cfg.OUTPUT_DIR, results)
             return
         trainer = trainer_class(cfg)
         trainer.resume_or_load(resume=args.resume)
@@ -122,6 +131,14 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
         if comm.is_main_process() or not getattr(known, "on_all_processes", False):
             logger.error(sentence(known))
         raise SystemExit(2) from known
+
+
+def _write_evaluation(folder: str, results: dict) -> None:
+    """Write what --eval-only measured, by the names that it would have in metrics.json."""
+    flat = flatten_results_dict(results)
+    finite = {k: v if math.isfinite(v) else None for k, v in flat.items()}  # JSON has no NaN
+    with replaced_file(os.path.join(folder, EVALUATION)) as aside, open(aside, "w") as f:
+        json.dump(finite, f, indent=2)
 
 
 def _set_up_process(cfg: CfgNode, args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moco_d2.checkpoint.files import replaced_file
+from moco_d2.engine.setup import EVALUATION
 from moco_d2.visualization.curves import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,19 +43,35 @@ class Step:
     Attributes:
         name: what the progress and the log are called after.
         command: program and arguments.
-        folder: where a training run writes its metrics.json; None for any other command.
+        folder: where a run writes its metrics.json; None for any other command.
         iterations: of a training run.
+        label: put before the names of its results, "label/bbox/AP"; "": nothing is.
+        watched: entries of metrics.json whose last value counts as a result besides.
     """
 
     name: str
     command: tuple[str, ...]
     folder: Path | None = None
     iterations: int = 0
+    label: str = ""
+    watched: tuple[str, ...] = ()
 
     def metrics(self) -> list[dict[str, float]]:
         """What the run has written so far; see `read_metrics`."""
         path = self.folder and self.folder / "metrics.json"
         return read_metrics(path) if path and path.exists() else []
+
+    def results(self) -> dict[str, float]:
+        """The last results of evaluations, and of what is watched without its `[metric]`."""
+        found = {}
+        for record in self.metrics():
+            for key, value in record.items():
+                if is_result(key) or key in self.watched:
+                    found[key.removeprefix("[metric]")] = value
+        if self.folder:
+            evaluated = read_json(self.folder / EVALUATION) or {}
+            found.update({k: math.nan if v is None else v for k, v in evaluated.items()})
+        return {f"{self.label}/{k}" if self.label else k: v for k, v in found.items()}
 
 
 def training_step(
@@ -64,6 +81,7 @@ def training_step(
     options: Iterable[Any],
     iterations: int,
     num_gpus: int = 1,
+    **more: Any,
 ) -> Step:
     """A run of tools/train_net.py that goes on where it was stopped.
 
@@ -73,10 +91,11 @@ def training_step(
         options: KEY VALUE pairs.
         iterations: SOLVER.MAX_ITER as it will be.
         num_gpus: GPUs, or processes on a CPU.
+        more: further attributes of a `Step`.
     """
     command = [sys.executable, TRAIN_NET, "--config", config, "--num-gpus", num_gpus, "--resume"]
     command += [*options, "OUTPUT_DIR", folder]
-    return Step(name, tuple(str(word) for word in command), folder, iterations)
+    return Step(name, tuple(str(word) for word in command), folder, iterations, **more)
 
 
 @dataclass
@@ -171,15 +190,14 @@ class Cell:
         return None
 
     def measured(self) -> dict[str, float]:
-        """The last results of evaluations, by the names of metrics.json.
+        """What its steps measured, by the names of metrics.json.
 
         detectron2's evaluators call the AP of a detector that finds nothing NaN: here it is 0.
         What else is not finite, as the AP over objects of a size that does not occur, is left out.
         """
         found = {}
         for step in self.steps:
-            for record in step.metrics():
-                found.update({key: value for key, value in record.items() if is_result(key)})
+            found.update(step.results())
         nothing_found = [k for k, v in found.items() if math.isnan(v) and k.endswith(_OF_ALL)]
         found.update(dict.fromkeys(nothing_found, 0.0))
         return {key: value for key, value in found.items() if math.isfinite(value)}

@@ -63,7 +63,7 @@ class Task:
             return published.protocol
         lines = self.config.read_text().splitlines()
         head = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-        return " ".join(head).partition(". ")[0]
+        return " ".join(head).partition(". ")[0].rstrip(".")
 
 
 @dataclass

@@ -142,7 +142,7 @@ def test_runs_at_the_same_time_have_gpus_of_their_own(monkeypatch):
 def run(root: str, backbone: str, datasets: str) -> None:
     os.environ["DETECTRON2_DATASETS"] = datasets
     plan = plan_of(root, "random", f"moco={backbone}")
-    run_benchmark(plan, at_once=1, command=["a", "command"])
+    run_benchmark(plan, at_once=1, command="a command")
 
 
 def test_a_killed_benchmark_ends_as_one_that_was_not_disturbed(
@@ -160,9 +160,10 @@ def test_a_killed_benchmark_ends_as_one_that_was_not_disturbed(
 
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     plan = plan_of(tmp_path / "out", "random", f"moco={backbone}")
-    assert run_benchmark(plan, at_once=1, command=["a", "command"]) == 0
+    assert run_benchmark(plan, at_once=1, command="a command") == 0
     assert "2 of 2 cells done" in capsys.readouterr().out
     results = read_json(tmp_path / "out/results.json")
+    assert results["command"] == "a command" and results["trials"] == 1
     assert {(row["init"], row["metric"]) for row in results["summary"]} == {
         (init, metric)
         for init in ("random", "moco")

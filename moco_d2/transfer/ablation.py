@@ -1,0 +1,217 @@
+"""Ablations: grids of pretraining recipes as cells, judged by kNN and, on request, by detection."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from detectron2.config import CfgNode
+from tabulate import tabulate
+
+from moco_d2.engine.setup import sentence, setup
+from moco_d2.errors import UserError
+from moco_d2.transfer.benchmark import run_and_report
+from moco_d2.transfer.cells import REPOSITORY, TRAIN_NET, Cell, Step, training_step
+from moco_d2.transfer.checks import dataset_size
+from moco_d2.transfer.grids import GRIDS, V1_DROPS, Grid, Variant
+from moco_d2.transfer.machine import places
+from moco_d2.transfer.plan import RANDOM, Task, refuse, settings, task_metrics
+from moco_d2.transfer.runner import only_runner
+
+KNN = "knn/top1"
+CONTRASTIVE = "[metric]contrastive_acc1"
+CONVERT = REPOSITORY / "tools/convert_weights.py"
+
+
+@dataclass
+class Ablation:
+    """What is to be run.
+
+    Attributes:
+        options: KEY VALUE pairs of all pretraining.
+        detect: configs that each backbone is fine-tuned with afterwards.
+        detect_options: KEY VALUE pairs of all fine-tuning.
+    """
+
+    root: Path
+    grids: list[str]
+    seeds: int
+    num_gpus: int = 1
+    options: Sequence[str] = ()
+    detect: Sequence[str] = ()
+    detect_options: Sequence[str] = ()
+    problems: list[str] = field(default_factory=list)
+
+    def cells(self) -> list[Cell]:
+        """All cells, the first trial of everything first. What cannot run is in `problems`."""
+        cells = [
+            cell
+            for trial in range(1, self.seeds + 1)
+            for name in self.grids
+            for variant in GRIDS[name].variants
+            if (cell := self._cell(name, GRIDS[name], variant, trial)) is not None
+        ]
+        return cells
+
+    def _cell(self, name: str, grid: Grid, variant: Variant, trial: int) -> Cell | None:
+        cell = Cell(self.root, name, variant.name, trial, seed=trial)
+        clash = sorted(set(self.options[0::2]) & set(variant.options))
+        if clash:
+            self.problems.append(f"grid {name} sets {', '.join(clash)}: leave it out of KEY VALUE")
+            return None
+        config = variant.config or grid.config
+        options = [*self.options, *_flat(variant.options), "SEED", str(trial)]
+        cfg = self._config(config, options)
+        if cfg is None:
+            return None
+        scaled = _scaling(variant, cfg)
+        if scaled:
+            options = [*options, *scaled]
+            cfg = self._config(config, options)
+        folder = cell.folder / "pretrain"
+        cell.inputs = settings(cfg)
+        if variant.kind == RANDOM:
+            cell.steps = (_evaluation(config, folder, options),)
+            backbone = ""
+        else:
+            options = ["SOLVER.CHECKPOINT_KEEP", "1", *options]
+            iterations, watched = cfg.SOLVER.MAX_ITER, (CONTRASTIVE,)
+            cell.steps = (
+                training_step(
+                    "pretrain", config, folder, options, iterations, self.num_gpus, watched=watched
+                ),
+            )
+            backbone = str(cell.folder / "backbone.pkl")
+        if self.detect:
+            cell.steps += tuple(self._detection(cell, backbone))
+        return cell
+
+    def _detection(self, cell: Cell, backbone: str) -> list[Step]:
+        """Steps that export the backbone and fine-tune it, with new layers and a data order that
+        follow from the trial."""
+        steps = []
+        if backbone:
+            checkpoint = cell.folder / "pretrain/model_final.pth"
+            command = (sys.executable, str(CONVERT), str(checkpoint), backbone, "--force")
+            steps.append(Step("export", command))
+        for path in self.detect:
+            options = ["SOLVER.CHECKPOINT_KEEP", "1", *self.detect_options, "SEED", str(cell.seed)]
+            cfg = self._config(Path(path), options)
+            if cfg is None:
+                continue
+            label = Path(path).stem
+            cell.inputs |= {f"{label} {key}": value for key, value in settings(cfg).items()}
+            options += ["MODEL.WEIGHTS", backbone]
+            steps.append(
+                training_step(
+                    f"detect_{label}",
+                    Path(path).resolve(),
+                    cell.folder / label,
+                    options,
+                    cfg.SOLVER.MAX_ITER,
+                    self.num_gpus,
+                    label=label,
+                )
+            )
+        return steps
+
+    def _config(self, path: Path, options: Sequence[str]) -> CfgNode | None:
+        """The effective config; all data sets that it names are there."""
+        args = Namespace(config_file=str(path), opts=list(options), eval_only=False, resume=False)
+        try:
+            cfg, _ = setup(args, self.num_gpus)
+            for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+                dataset_size(name)
+        except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
+            self.problems.append(f"{path}: {sentence(error)}")
+            return None
+        return cfg
+
+    def describe(self) -> dict[str, Any]:
+        """`tasks`, `inits` and `trials` of results.json."""
+        detection = []
+        for path in self.detect:
+            cfg = self._config(Path(path), self.detect_options)
+            task = Task(Path(path).stem, Path(path))
+            detection += [f"{task.name}/{metric}" for metric in task_metrics(task, cfg)]
+        variants = {v.name: v for name in self.grids for v in GRIDS[name].variants}
+        return {
+            "trials": self.seeds,
+            "tasks": [
+                {
+                    "name": name,
+                    "config": str(GRIDS[name].config),
+                    "protocol": f"{GRIDS[name].question} {GRIDS[name].source}",
+                    "metric": KNN,
+                    "metrics": [KNN, CONTRASTIVE.removeprefix("[metric]"), *detection],
+                    "inits": [variant.name for variant in GRIDS[name].variants],
+                }
+                for name in self.grids
+            ],
+            "inits": [
+                {"name": name, "weights": "", "sha256": "", "kind": variant.kind}
+                for name, variant in variants.items()
+            ],
+        }
+
+
+def run_ablation(ablation: Ablation, at_once: int, command: str) -> int:
+    """Check, run and report; returns how many cells failed.
+
+    Args:
+        at_once: cells that run at the same time.
+        command: the command line, for the record.
+
+    Raises:
+        UserError: something cannot work.
+        Stopped: on a signal; the same command goes on.
+    """
+    unknown = [name for name in ablation.grids if name not in GRIDS]
+    if unknown:
+        raise UserError(f"there is no grid {unknown[0]!r}: give some of {', '.join(GRIDS)}")
+    if ablation.seeds < 1:
+        raise UserError(f"--seeds is {ablation.seeds}; it must be at least 1")
+    slots = places(at_once, ablation.num_gpus)
+    cells = ablation.cells()
+    refuse(ablation.problems)
+    about = {**ablation.describe(), "title": "Ablations", "command": command}
+    print(f"{len(cells)} cells in {ablation.root}, {at_once} at a time", flush=True)
+    with only_runner(ablation.root):
+        return run_and_report(ablation.root, cells, slots, about)
+
+
+def list_grids() -> str:
+    """What there is to run, as text."""
+    rows = [
+        (name, f"{grid.question}\n{grid.source}", "\n".join(v.name for v in grid.variants))
+        for name, grid in GRIDS.items()
+    ]
+    return tabulate(rows, ("grid", "question and source", "variants"), tablefmt="grid")
+
+
+def _evaluation(config: Path, folder: Path, options: Sequence[str]) -> Step:
+    """kNN of the network as it is initialised."""
+    command = [sys.executable, TRAIN_NET, "--config", config, "--eval-only", *options]
+    return Step("evaluate", tuple(str(w) for w in [*command, "OUTPUT_DIR", folder]), folder)
+
+
+def _scaling(variant: Variant, cfg: CfgNode) -> list[str]:
+    """Options that follow from the config's own schedule: another batch, the drops of the lr."""
+    solver, options = cfg.SOLVER, {}
+    if variant.batch:
+        factor = variant.batch / solver.IMS_PER_BATCH
+        options = {
+            "SOLVER.IMS_PER_BATCH": variant.batch,
+            "SOLVER.BASE_LR": solver.BASE_LR * factor,
+            "SOLVER.MAX_ITER": max(1, round(solver.MAX_ITER / factor)),
+            "SOLVER.WARMUP_ITERS": round(solver.WARMUP_ITERS / factor),
+        }
+    if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
+        options["SOLVER.STEPS"] = tuple(round(share * solver.MAX_ITER) for share in V1_DROPS)
+    return _flat(options)
+
+
+def _flat(options: dict[str, Any]) -> list[str]:
+    return [str(word) for pair in options.items() for word in pair]

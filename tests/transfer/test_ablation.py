@@ -1,0 +1,106 @@
+"""Ablations: every grid's recipes, and one cell from pretraining to detection."""
+
+import pytest
+from detectron2.config import get_cfg
+
+from moco_d2 import add_moco_config
+from moco_d2.data.synthetic import render_demo_data
+from moco_d2.engine import setup
+from moco_d2.errors import UserError
+from moco_d2.transfer import ablation as ablations
+from moco_d2.transfer.ablation import Ablation, run_ablation
+from moco_d2.transfer.cells import read_json
+from moco_d2.transfer.grids import GRIDS, Grid, Variant
+
+DETECT = "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
+PRETRAIN = {
+    "SOLVER.IMS_PER_BATCH": "8",
+    "SOLVER.MAX_ITER": "2",
+    "SOLVER.WARMUP_ITERS": "1",
+    "MODEL.BN_GROUP_SIZE": "4",
+    "MODEL.MOCO.QUEUE_SIZE": "16",
+    "LOG_PERIOD": "1",
+}
+FINE_TUNE = {
+    "SOLVER.IMS_PER_BATCH": "2",
+    "SOLVER.MAX_ITER": "2",
+    "SOLVER.STEPS": "(1,)",
+    "DATALOADER.NUM_WORKERS": "0",
+    "LOG_PERIOD": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    root = tmp_path_factory.mktemp("datasets")
+    sizes = dict.fromkeys(("novel_train", "novel_test", "figures_train", "figures_test"), 0)
+    sizes |= {"objects_train": 24, "objects_val": 12, "scenes_train": 4, "scenes_test": 2}
+    render_demo_data(str(root / "moco_demo"), sizes=sizes, workers=1)
+    return str(root)
+
+
+def words(settings):
+    return [word for pair in settings.items() for word in pair]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_variants_of_a_grid_change_existing_keys_and_differ(name):
+    grid, seen = GRIDS[name], set()
+    for variant in grid.variants:
+        cfg = get_cfg()
+        add_moco_config(cfg)
+        cfg.merge_from_file(str(variant.config or grid.config))
+        cfg.merge_from_list(words(variant.options))
+        cfg.OUTPUT_DIR = ""
+        seen.add((cfg.dump(), variant.batch, variant.kind))
+    assert len(seen) == len({v.name for v in grid.variants}) == len(grid.variants)
+
+
+def test_schedules_follow_the_batch_and_drop_where_v1s_does(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    drops = Variant("drops", {"SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR"})
+    grid = Grid("?", "", (Variant("half", batch=4), Variant("more", batch=12), drops))
+    monkeypatch.setitem(ablations.GRIDS, "batches", grid)
+    options = words({**PRETRAIN, "SOLVER.MAX_ITER": "40", "SOLVER.WARMUP_ITERS": "4"})
+    planned = Ablation(tmp_path, ["batches"], 1, options=options)
+    half, more, dropped = planned.cells()
+    assert planned.problems == []
+    keys = ("IMS_PER_BATCH", "MAX_ITER", "WARMUP_ITERS", "BASE_LR")
+    assert [half.inputs[f"SOLVER.{key}"] for key in keys] == [4, 80, 8, 5e-4]
+    assert [more.inputs[f"SOLVER.{key}"] for key in keys] == [12, 27, 3, 1.5e-3]
+    assert dropped.inputs["SOLVER.STEPS"] == (24, 32)
+
+
+def test_what_a_grid_sets_cannot_be_set_for_all(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    options = [*words(PRETRAIN), "MODEL.MOCO.MOMENTUM", "0.5"]
+    with pytest.raises(UserError, match="grid momentum sets MODEL.MOCO.MOMENTUM: leave it out"):
+        run_ablation(Ablation(tmp_path, ["momentum"], 1, options=options), 1, "")
+    with pytest.raises(UserError, match="there is no grid 'Momentum': give some of momentum, dict"):
+        run_ablation(Ablation(tmp_path, ["Momentum"], 1), 1, "")
+
+
+def test_a_cell_goes_from_pretraining_to_detection(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    grid = Grid("Does it run?", "", (Variant("t0.2", {"MODEL.MOCO.TEMPERATURE": "0.2"}),))
+    monkeypatch.setitem(ablations.GRIDS, "tiny", grid)
+    planned = Ablation(tmp_path, ["tiny"], 1, 1, words(PRETRAIN), [DETECT], words(FINE_TUNE))
+    assert run_ablation(planned, at_once=1, command="") == 0
+    results = read_json(tmp_path / "results.json")
+    metrics = results["cells"][0]["metrics"]
+    assert 0 <= metrics["knn/top1"] <= 100 and 0 <= metrics["contrastive_acc1"] <= 100
+    assert "scenes_faster_rcnn_R18_FPN/bbox/AP" in metrics
+    rows = {row["metric"]: row["mean"] for row in results["summary"]}
+    assert rows.keys() <= metrics.keys() and rows["knn/top1"] == metrics["knn/top1"]
+    cell = tmp_path / "tiny/t0.2/trial_1"
+    log = (cell / "scenes_faster_rcnn_R18_FPN/log.txt").read_text()
+    assert "Loaded all" in log and "backbone.pkl" in log
+
+
+def test_random_features_are_evaluated_without_training(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    grid = Grid("?", "", (Variant("random", kind="random"),))
+    monkeypatch.setitem(ablations.GRIDS, "nothing", grid)
+    (cell,) = Ablation(tmp_path, ["nothing"], 1, options=words(PRETRAIN)).cells()
+    assert setup.run(list(cell.steps[0].command[2:]), epilog="") == 0
+    assert set(cell.measured()) == {"knn/top1", "knn/top5"}
