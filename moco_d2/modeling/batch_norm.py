@@ -85,7 +85,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     """
 
     groups: BatchNormGroups
-    _part_statistics: list[tuple[Tensor, Tensor]]
+    _sums: Tensor  # (2, C), mean and variance of the step so far, divided by its parts
+    _seen: Tensor  # int64 scalar, parts of the step so far
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> the same."""
@@ -98,9 +99,7 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             y, mean, var = self._normalise_interleaved(x, num_groups)
         else:
             y, mean, var = self._normalise_slices(x, num_groups)
-        self._part_statistics.append((mean, var))
-        if len(self._part_statistics) == self.groups.parts:
-            self._move_running_statistics()
+        self._move_running_statistics(mean, var)
         return y
 
     @property
@@ -108,16 +107,19 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         return self.groups.channels_last
 
     @torch.no_grad()
-    def _move_running_statistics(self) -> None:
-        for running, values in zip(
-            (self.running_mean, self.running_var),
-            zip(*self._part_statistics, strict=True),
-            strict=True,
-        ):
-            mean = values[0] if len(values) == 1 else torch.stack(values).mean(0)
-            running.lerp_(mean, self.momentum)
-        self.num_batches_tracked.add_(1)
-        self._part_statistics.clear()
+    def _move_running_statistics(self, mean: Tensor, var: Tensor) -> None:
+        """With the last part of a step, towards the mean over its parts."""
+        weight, ends = self.momentum, 1
+        if self.groups.parts > 1:
+            # No `if` at the last part: compiled code would keep to what it met first.
+            self._sums.add_(torch.stack((mean, var)), alpha=1 / self.groups.parts)
+            ends = self._seen.add_(1).remainder_(self.groups.parts) == 0
+            mean, var, weight = *self._sums, ends.to(mean.dtype) * weight
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(var, weight)
+        self.num_batches_tracked.add_(ends)
+        if self.groups.parts > 1:
+            self._sums.masked_fill_(ends, 0)
 
     def _normalise_interleaved(self, x: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
         n, c, h, w = x.shape
@@ -229,7 +231,11 @@ def group_batch_norms_(module: nn.Module, groups: BatchNormGroups) -> nn.Module:
             if isinstance(child, plain):
                 child.__class__ = grouped
                 child.groups = groups
-                child._part_statistics = []
+                sums = torch.zeros_like(torch.stack((child.running_mean, child.running_var)))
+                child.register_buffer("_sums", sums, persistent=False)
+                child.register_buffer(
+                    "_seen", torch.zeros_like(child.num_batches_tracked), persistent=False
+                )
     return module
 
 

@@ -204,3 +204,22 @@ def test_state_dict_is_that_of_torch():
     norm = make_norm(np.ones(5), np.zeros(5), BatchNormGroups(2))
     assert isinstance(norm, GroupedBatchNorm2d)
     assert list(norm.state_dict()) == list(nn.BatchNorm2d(5).state_dict())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_running_statistics_move_once_in_a_step_of_parts(compiled):
+    """Three parts, two steps. Compiled code must not keep to the branches of its first call."""
+    x, weight, bias, _ = make_case(12)
+    norm = make_norm(weight, bias, BatchNormGroups(4, parts=3))
+    forward = torch.compile(norm, backend="eager") if compiled else norm
+    mean, var = np.zeros(5), np.ones(5)
+    for step in (x, x + 1):
+        parts = np.split(step, 3)
+        for part in parts:
+            np.testing.assert_allclose(norm.running_mean, mean, rtol=1e-6)  # not yet
+            forward(torch.from_numpy(part))
+        mean = 0.9 * mean + 0.1 * np.mean([p.mean((0, 2, 3)) for p in parts], 0)
+        var = 0.9 * var + 0.1 * np.mean([p.var((0, 2, 3)) * 64 / 63 for p in parts], 0)
+        np.testing.assert_allclose(norm.running_mean, mean, rtol=1e-6)
+        np.testing.assert_allclose(norm.running_var, var, rtol=1e-6)
+    assert int(norm.num_batches_tracked) == 2
