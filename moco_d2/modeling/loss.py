@@ -1,9 +1,8 @@
-"""InfoNCE against a dictionary, without the (K + 1)-wide matrix of logits, and within a batch."""
+"""InfoNCE, computed without building or keeping the (K + 1)-wide matrix of logits."""
 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -100,26 +99,3 @@ def info_nce(
                 negative_ids,
             )
         )
-
-
-def in_batch_info_nce(q: Tensor, keys: Tensor, first: int, temperature: float) -> InfoNCE:
-    """Contrastive loss of queries against the keys of a batch, one of which is their own.
-
-    L = mean_i -log( exp(q_i.k_p(i) / tau) / sum_j exp(q_i.k_j / tau) ), p(i) = first + i: the `ctr`
-    of Algorithm 1 of MoCo v3 (arXiv 2104.02057) without its factor 2 tau. Precision as for
-    :func:`info_nce`.
-
-    Args:
-        q: (N, C) L2-normalised queries.
-        keys: (B, C) L2-normalised keys, in which those of the queries stand together.
-        first: row of the first query's own key.
-        temperature: tau > 0.
-    """
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(q.device.type, enabled=False):
-        logits = q.to(dtype) @ keys.to(dtype).T / temperature  # (N, B)
-        own = torch.arange(first, first + len(q), device=q.device)
-        loss = F.cross_entropy(logits, own)
-        scores = logits.detach()
-        rank = (scores >= scores.gather(1, own[:, None])).sum(dim=1) - 1
-        return InfoNCE(loss, rank)

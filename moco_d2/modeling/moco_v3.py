@@ -15,7 +15,7 @@ from moco_d2.modeling.batch_norm import group_batch_norms_
 from moco_d2.modeling.encoder import Encoder, build_encoder
 from moco_d2.modeling.heads import build_predictor
 from moco_d2.modeling.inputs import collate, full_precision
-from moco_d2.modeling.loss import in_batch_info_nce
+from moco_d2.modeling.loss import info_nce
 from moco_d2.modeling.momentum import MomentumModel
 
 
@@ -81,23 +81,25 @@ class MoCoV3(MomentumModel):
             (batch,) = self.split_step(batch, 1)
         q1, q2 = (self.predictor(self.encoder_q(self.normalise(x))) for x in batch["views"])
         k1, k2 = batch["keys"]
-        loss = self.contrastive_loss(q1, k2, batch["first"])
-        loss = loss + self.contrastive_loss(q2, k1, batch["first"])
+        loss = self.contrastive_loss(q1, k2, batch["own"])
+        loss = loss + self.contrastive_loss(q2, k1, batch["own"])
         log_scalar("[metric]chance_level", 4 * self.temperature * math.log(len(k1)))
         return {"loss_contrastive": loss}
 
-    def contrastive_loss(self, q: Tensor, keys: Tensor, first: int) -> Tensor:
-        """2 tau times the cross-entropy of telling the own key from all others.
+    def contrastive_loss(self, q: Tensor, keys: Tensor, own: slice) -> Tensor:
+        """2 tau times the cross-entropy of telling the own key from those of all other images.
 
-        The factor keeps the gradient's size independent of tau (Sec. 3 of the paper).
+        The factor keeps the size of the gradient when tau changes (Sec. 3 of the paper).
 
         Args:
             q: (N, C) predictions.
             keys: (B, C) L2-normalised keys of the whole batch, without gradient.
-            first: row of the first prediction's own key; the others follow.
+            own: the rows of the predictions' own keys, N of them.
         """
         q = F.normalize(full_precision(q), dim=1)
-        loss, rank = in_batch_info_nce(q, keys, first, self.temperature)
+        ids = torch.arange(len(keys), device=keys.device)
+        # The own key is the positive and not also a negative.
+        loss, rank = info_nce(q, keys[own], keys, self.temperature, ids[own], ids)
         log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
         log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)
         return 2 * self.temperature * loss
@@ -116,16 +118,17 @@ class MoCoV3(MomentumModel):
 
         Returns:
             `parts` batches `{"views": [two of uint8 (N / parts, C, H, W)], "keys": [two of
-            (B, C)], "first": int}` to call the model with.
+            (B, C)], "own": slice}` to call the model with; `own` says which keys are theirs.
         """
         views = [view.to(self.device, non_blocking=True) for view in collate(batch)["views"]]
         keys = [self.encode_keys(view, parts) for view in views]
         self.begin_step()
-        share = len(views[0])
-        first = comm.get_rank() * share
+        divided = zip(*(view.chunk(parts) for view in views), strict=True)
+        size = len(views[0]) // parts
+        first = comm.get_rank() * len(views[0])
         return [
-            {"views": list(part), "keys": keys, "first": first + number * share // parts}
-            for number, part in enumerate(zip(*(v.chunk(parts) for v in views), strict=True))
+            {"views": list(part), "keys": keys, "own": slice(start, start + size)}
+            for part, start in zip(divided, range(first, first + parts * size, size), strict=True)
         ]
 
     @torch.no_grad()

@@ -11,7 +11,6 @@ from torch import nn
 from moco_d2.modeling.batch_norm import BatchNormGroups, GroupedBatchNorm1d
 from moco_d2.modeling.encoder import Encoder
 from moco_d2.modeling.heads import build_predictor, build_projection_head
-from moco_d2.modeling.loss import in_batch_info_nce
 from moco_d2.modeling.moco_v3 import MoCoV3
 
 MEAN, STD, N = [120.0, 110.0, 100.0], [60.0, 50.0, 40.0], 12
@@ -142,19 +141,16 @@ def test_two_steps_equal_algorithm_1_in_float64(group, layers, last_norm):
             np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_in_batch_loss_finds_its_own_keys_at_the_offset():
-    """Queries 4 to 6 of a batch of 9; the second's own key is the best match, the others' is not
-    checked by rank."""
+def test_a_part_finds_its_own_keys_in_the_batch():
+    """Queries 4 to 6 of a batch of 9 against all of its keys."""
     rng = np.random.default_rng(0)
-    keys = unit(rng.standard_normal((9, 5)))
-    q = unit(keys[4:7] + 0.01 * rng.standard_normal((3, 5)))
-    q[0] = -keys[4]  # the worst match: all 8 others score higher
-    logits = q @ keys.T / 0.2
+    model = make_model(temperature=0.2)
+    q, keys = rng.standard_normal((3, 5)), unit(rng.standard_normal((9, 5)))
+    logits = unit(q) @ keys.T / 0.2
     own = logits[np.arange(3), [4, 5, 6]]
-    expected = (np.log(np.exp(logits).sum(1)) - own).mean()
-    loss, rank = in_batch_info_nce(torch.from_numpy(q), torch.from_numpy(keys), 4, 0.2)
+    expected = 2 * 0.2 * (np.log(np.exp(logits).sum(1)) - own).mean()
+    loss = model.contrastive_loss(torch.from_numpy(q), torch.from_numpy(keys), slice(4, 7))
     np.testing.assert_allclose(loss.item(), expected, rtol=1e-12)
-    assert rank.tolist() == [8, 0, 0]
 
 
 def test_parts_of_a_step_have_its_loss_gradients_and_running_statistics():
