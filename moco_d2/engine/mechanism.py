@@ -86,7 +86,7 @@ def _check_in_batch(cfg: CfgNode, num_images: int) -> list[str]:
             f"SOLVER.ACCUMULATE {parts} cannot divide a step of MODEL.MOCO.DICTIONARY in_batch, "
             "whose gradients flow through the keys of the whole batch; set it to 1"
         )
-    return [*_leaks(cfg), *warn_of_repeats(cfg, num_images)]
+    return [*_leaks(cfg), *_warn_of_repeats(cfg, num_images)]
 
 
 _CHECKS = {
@@ -96,7 +96,20 @@ _CHECKS = {
 }
 
 
-def warn_of_repeats(cfg: CfgNode, num_images: int) -> list[str]:
+def check_batch_keys(cfg: CfgNode, num_images: int) -> list[str]:
+    """The same for MoCo v3, which has no dictionary."""
+    moco = cfg.MODEL.MOCO
+    for key, default in (("DICTIONARY", "queue"), ("SYMMETRIC", False)):
+        if moco[key] != default:
+            raise UserError(
+                f"MODEL.MOCO.{key} {moco[key]} is for MODEL.META_ARCHITECTURE MoCo; MoCoV3 "
+                "compares both views with the keys of the batch, always; set it back to "
+                f"{default}"
+            )
+    return _warn_of_repeats(cfg, num_images)
+
+
+def _warn_of_repeats(cfg: CfgNode, num_images: int) -> list[str]:
     """Warnings where the keys of a batch are its negatives."""
     batch = cfg.SOLVER.IMS_PER_BATCH
     if num_images >= batch:
@@ -161,6 +174,24 @@ def dictionary_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
         ("dictionary", dictionary),
         ("key encoder", key_encoder),
         ("loss", f"{both}temperature {moco.TEMPERATURE:g}, chance level {chance}"),
+    ]
+
+
+def batch_key_rows(cfg: CfgNode) -> list[tuple[str, str]]:
+    """The same for MoCo v3."""
+    moco, batch = cfg.MODEL.MOCO, cfg.SOLVER.IMS_PER_BATCH
+    group = cfg.MODEL.BN_GROUP_SIZE or batch
+    chance = 4 * moco.TEMPERATURE * math.log(batch)
+    return [
+        ("BN groups", f"{batch // group} of {group} images"),
+        ("predictor", f"2 layers, {'a' if moco.PREDICTOR_LAST_NORM else 'no'} norm at the end"),
+        ("dictionary", f"none: the {batch} keys of each view of the batch"),
+        ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
+        (
+            "loss",
+            f"sum of both directions, temperature {moco.TEMPERATURE:g}, chance level "
+            f"4 tau log(batch) = {chance:.3f}",
+        ),
     ]
 
 

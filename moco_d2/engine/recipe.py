@@ -1,14 +1,17 @@
 """From a config to the recipe that really runs, checked: iterations, lr, BN groups, device."""
 
-import math
-
 import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
 from tabulate import tabulate
 
 from moco_d2.engine.backbones import backbone_title, has_batch_norm, is_vit
-from moco_d2.engine.mechanism import check_dictionary, dictionary_rows, warn_of_repeats
+from moco_d2.engine.mechanism import (
+    batch_key_rows,
+    check_batch_keys,
+    check_dictionary,
+    dictionary_rows,
+)
 from moco_d2.errors import UserError
 
 
@@ -102,10 +105,8 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
         raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
     if moco.TEMPERATURE <= 0:
         raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
-    if cfg.MODEL.META_ARCHITECTURE == "MoCoV3":
-        warnings = warn_of_repeats(cfg, num_images)
-    else:
-        warnings = check_dictionary(cfg, num_images)
+    check = check_batch_keys if cfg.MODEL.META_ARCHITECTURE == "MoCoV3" else check_dictionary
+    warnings = check(cfg, num_images)
     if is_vit(cfg) and cfg.MODEL.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:
         warnings.append(
             f"MODEL.VIT.IMG_SIZE {cfg.MODEL.VIT.IMG_SIZE} is not INPUT.VIEWS.SIZE "
@@ -193,6 +194,12 @@ def resolve_schedule(cfg: CfgNode, num_images: int) -> list[str]:
     if kept != tuple(solver.STEPS):
         notes.append(f"SOLVER.STEPS {solver.STEPS} -> {kept}: the others lie past the end")
         solver.STEPS = kept
+    if solver.RESCALE_INTERVAL and solver.WARMUP_ITERS >= solver.MAX_ITER:
+        raise UserError(
+            f"SOLVER.WARMUP_ITERS {solver.WARMUP_ITERS} leaves nothing of {solver.MAX_ITER} "
+            "iterations for the schedule that begins after the warm-up (SOLVER.RESCALE_INTERVAL); "
+            "lower it, or train longer"
+        )
     return notes
 
 
@@ -235,28 +242,13 @@ def image_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
 
 def pretrain_rows(cfg: CfgNode, num_images: int) -> list[tuple[str, str]]:
     """What the table says of a MoCo run besides."""
-    moco, views, batch = cfg.MODEL.MOCO, cfg.INPUT.VIEWS, cfg.SOLVER.IMS_PER_BATCH
+    moco, views = cfg.MODEL.MOCO, cfg.INPUT.VIEWS
     head = moco.HEAD if moco.HEAD == "linear" else f"{moco.HEAD} of {moco.HEAD_LAYERS} layers"
-    if cfg.MODEL.META_ARCHITECTURE == "MoCoV3":
-        group = cfg.MODEL.BN_GROUP_SIZE or batch
-        last = "with" if moco.PREDICTOR_LAST_NORM else "without"
-        chance = 4 * moco.TEMPERATURE * math.log(batch)
-        own = [
-            ("BN groups", f"{batch // group} of {group} images"),
-            ("predictor", f"2 layers, {last} a last norm"),
-            ("dictionary", f"none: the {batch} keys of the batch, both views"),
-            ("key encoder", f"momentum {moco.MOMENTUM:g}, {moco.MOMENTUM_SCHEDULE}"),
-            (
-                "loss",
-                f"temperature {moco.TEMPERATURE:g}, chance level 4 tau log(batch) = {chance:.3f}",
-            ),
-        ]
-    else:
-        own = dictionary_rows(cfg, num_images)
+    in_batch = cfg.MODEL.META_ARCHITECTURE == "MoCoV3"
     return [
         ("views", f"{views.SIZE} px, query {views.QUERY}, key {views.KEY}"),
         ("head", f"{head}, {moco.DIM} dimensions"),
-        *own,
+        *(batch_key_rows(cfg) if in_batch else dictionary_rows(cfg, num_images)),
     ]
 
 

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 _PANELS = {
     "InfoNCE loss": [
         ("loss_contrastive", "loss", "-"),
-        ("[metric]chance_level", "chance, log(K + 1)", ":"),
+        ("[metric]chance_level", "chance", ":"),
     ],
     "contrastive accuracy (%)": [
         ("[metric]contrastive_acc1", "top 1", "-"),

@@ -27,6 +27,12 @@ def test_epochs_become_iterations_steps_and_warm_up_included():
     assert solver.WARMUP_ITERS == 50045
 
 
+def test_a_warm_up_as_long_as_the_run_is_refused_where_the_schedule_begins_after_it():
+    with pytest.raises(ValueError, match="SOLVER.WARMUP_ITERS 4 leaves nothing of 4 iterations"):
+        resolve(SOLVER__RESCALE_INTERVAL=True, SOLVER__WARMUP_ITERS=4)
+    resolve(SOLVER__WARMUP_ITERS=4)
+
+
 def test_linear_rule():
     solver, notes = resolve(SOLVER__IMS_PER_BATCH=64, SOLVER__BASE_LR=0.03)
     assert pytest.approx(0.03 * 64 / 256) == solver.BASE_LR
@@ -175,6 +181,27 @@ def test_table_names_the_chance_level_and_every_choice():
     assert "16 = 2 process(es) x 8" in table
     assert "4 of 4 images, keys shuffled" in table
     assert "MODEL.DEVICE cuda -> cpu" in table
+
+
+V3 = {"MODEL__META_ARCHITECTURE": "MoCoV3", "MODEL__BN_GROUP_SIZE": 0}
+
+
+def test_v3_has_neither_queue_nor_shuffle_to_warn_of():
+    cfg = tiny_pretrain_config(**V3, MODEL__MOCO__SHUFFLE_BN=False, MODEL__MOCO__QUEUE_SIZE=1001)
+    assert recipe.check_pretraining(cfg, 1000, 1) == []
+    (warning,) = recipe.check_pretraining(cfg, 15, 1)
+    assert "exceeds the 15 images" in warning
+    table = recipe.recipe_table(recipe.pretrain_rows(cfg, 1000), [])
+    assert "queue" not in table and "shuffled" not in table
+    assert "4 tau log(batch) = 2.218" in table  # 4 x 0.2 x log(16)
+    assert "1 of 16 images" in table
+
+
+@pytest.mark.parametrize(("key", "value"), [("DICTIONARY", "in_batch"), ("SYMMETRIC", True)])
+def test_v3_refuses_what_it_does_not_read(key, value):
+    cfg = tiny_pretrain_config(**V3, **{f"MODEL__MOCO__{key}": value})
+    with pytest.raises(ValueError, match=f"MODEL.MOCO.{key} {value} is for .* MoCo;"):
+        recipe.check_pretraining(cfg, 1000, 1)
 
 
 def test_momentum_schedules():
