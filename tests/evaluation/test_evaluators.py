@@ -303,13 +303,17 @@ def test_missing_truth_is_named(tmp_path):
 
 
 def test_missing_packages_are_named_before_training(monkeypatch):
-    check_packages(["lvis_v0.5_val", "cityscapes_fine_sem_seg_val", "coco_2017_val", "nowhere"])
-    monkeypatch.setattr(evaluators.importlib.util, "find_spec", lambda name: None)
-    check_packages(["coco_2017_val", "nowhere"])
     for name, package in (
         ("lvis_v0.5_train", "lvis"),
         ("cityscapes_fine_instance_seg_train", "cityscapesscripts"),
+        ("cityscapes_fine_instance_seg_train", "shapely"),
         ("cityscapes_fine_sem_seg_val", "cityscapesscripts"),
     ):
+        finder = evaluators.importlib.util
+        monkeypatch.setattr(finder, "find_spec", lambda module: True)
+        check_packages([name, "coco_2017_val", "nowhere"])
+        monkeypatch.setattr(
+            finder, "find_spec", lambda module, gone=package: module != gone or None
+        )
         with pytest.raises(ValueError, match=f"{name!r} needs the package {package}, .* pip inst"):
-            check_packages([name])
+            check_packages(["coco_2017_val", "nowhere", name])
