@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from moco_d2.checkpoint.files import replaced_file
 from moco_d2.transfer.cells import write_json
-from moco_d2.transfer.report_content import content
+from moco_d2.transfer.report_content import content, row_word
 from moco_d2.transfer.report_html import to_html
 from moco_d2.transfer.report_plots import draw_bars, draw_curves, to_svg
 from moco_d2.transfer.report_text import to_csv, to_markdown
 from moco_d2.transfer.summary import read_results
 
-BARS = "{metric} by initialisation. Bars: means; whiskers: ± one standard deviation; dots: trials"
+BARS = "{metric} by {row}. Bars: means; whiskers: ± one standard deviation; dots: trials"
 PUBLISHED = "; triangles: published, hollow where unverified"
 CURVES = "{metric} over the iterations. Lines: means of the trials; bands: ± one standard deviation"
 
@@ -63,7 +63,7 @@ def _draw(
         return
     name = re.sub(r"[^\w.-]+", "_", task["name"])
     published = any(row["published"] for row in rows if row["metric"] == task["metric"])
-    seen = BARS.format(metric=task["metric"]) + PUBLISHED * published
+    seen = BARS.format(metric=task["metric"], row=row_word([task])) + PUBLISHED * published
     yield f"{name}-bars", seen, draw_bars(results, task)
     curves = draw_curves(results, task, root)
     if curves is not None:

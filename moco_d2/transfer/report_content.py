@@ -60,6 +60,11 @@ def _number(value: float, spread: float | None, sign: str = "") -> str:
     return text if spread is None else f"{text} ± {spread:.2f}"
 
 
+def row_word(tasks: list[dict[str, Any]]) -> str:
+    """What the rows of these tasks' tables are: grids that name their own have variants."""
+    return "variant" if any("inits" in task for task in tasks) else "initialisation"
+
+
 def _overview(results: dict[str, Any]) -> Section:
     tasks = results["tasks"]
     columns = ["initialisation", *(f"{task['name']}: {task['metric']}" for task in tasks)]
@@ -79,7 +84,8 @@ def _overview(results: dict[str, Any]) -> Section:
     return Section(
         "Results",
         [f"{counts}."],
-        [Table(caption, columns, rows)],
+        # Grids have no rows in common.
+        [Table(caption, columns, rows)] if row_word(tasks) == "initialisation" else [],
         failures=_by_error(failed),
     )
 
@@ -108,8 +114,6 @@ def _primary(results: dict[str, Any], task: dict, init: str) -> Entry:
             if row["n"] == trials
             else Entry(f"{entry.text} ({row['n']} of {trials})", entry.value)
         )
-    if init not in [i["name"] for i in inits_of(results, task)]:
-        return Entry(GAP)
     cells = [c for c in results["cells"] if (c["task"], c["init"]) == (task["name"], init)]
     if any(cell["status"] == FAILED for cell in cells):
         return Entry("failed", tone="failed")
@@ -144,7 +148,7 @@ def _comparison(
         if any(r[f"diff_{kind}"] for r in results["summary"] if r["task"] == task["name"])
     ]
     compared = any(r["published"] for r in results["summary"] if r["task"] == task["name"])
-    columns = ["metric"] * detail + ["initialisation", "mean ± std", "trials"]
+    columns = ["metric"] * detail + [row_word([task]), "mean ± std", "trials"]
     columns += [f"to {kind}" for kind in kinds]
     columns += ["published", "verdict"] * compared + ["source"] * (compared and not detail)
     rows = []
@@ -230,7 +234,7 @@ def _runs(results: dict[str, Any]) -> Section:
                 cell = cells.get((task["name"], init["name"], trial))
                 head = [Entry(task["name"]), Entry(init["name"]), Entry(str(trial), trial)]
                 rows.append(head + _run_entries(cell, task["metric"]))
-    columns = ["task", "initialisation", "trial", "seed", "state", "minutes", "result"]
+    columns = ["task", row_word(results["tasks"]), "trial", "seed", "state", "minutes", "result"]
     return Section("Runs", tables=[Table("Every run", columns, rows, detail=True)])
 
 

@@ -60,7 +60,7 @@ def _section(section: Section, anchor: str, plots: dict[str, str]) -> str:
     figures = [_figure(plots[name], seen) for name, seen in section.plots]
     if figures:
         parts.append(f'<div class="plots">{"".join(figures)}</div>')
-    parts += [_table(table) for table in section.tables]
+    parts += [_table(table, section.title) for table in section.tables]
     parts += [_failure(*failure) for failure in section.failures]
     return "\n".join([*parts, "</section>"])
 
@@ -81,7 +81,7 @@ def _figure(svg: str, seen: str) -> str:
     return f"<figure>{svg}<figcaption>{escape(seen)}</figcaption></figure>"
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, section: str) -> str:
     numbers = [
         any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))
     ]
@@ -100,8 +100,8 @@ def _table(table: Table) -> str:
     )
     label = escape(table.caption)
     html = (
-        f'<div class="scroll" role="region" aria-label="{label}" tabindex="0"><table>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
+        f'<div class="scroll" role="region" aria-label="{escape(section)}: {label}" tabindex="0">'
+        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
     )
     if table.detail:
         return f"<details><summary>{label}</summary>{html}</details>"

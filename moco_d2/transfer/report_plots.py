@@ -66,7 +66,7 @@ def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
                 place = ([row["published"]["value"]], [i - 0.37])
                 axis.scatter(*place, s=26, marker="v", facecolor=face, edgecolors=_INK, zorder=4)
             axis.annotate(
-                f"{row['mean']:.3g}", (top, i), (9, 0), textcoords="offset points", va="center"
+                _short(row["mean"]), (top, i), (9, 0), textcoords="offset points", va="center"
             )
         axis.set_yticks(range(len(inits)), inits)
         axis.invert_yaxis()
@@ -96,10 +96,13 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
     if not lines:
         return None
     with plt.rc_context(_STYLE):
-        figure, axis = plt.subplots(figsize=(_WIDTH, 2.6), layout="constrained")
+        figure, axis = plt.subplots(figsize=(_WIDTH, 2.6 + 0.1 * len(lines)), layout="constrained")
         for i, name, iterations, values in lines:
             mean = values.mean(axis=0)
-            axis.plot(iterations, mean, color=_colour(i), marker="o", markersize=3, label=name)
+            style = ("-", "--", ":")[i // len(COLOURS) % 3]
+            axis.plot(
+                iterations, mean, style, color=_colour(i), marker="o", markersize=3, label=name
+            )
             if len(values) > 1:
                 std = values.std(axis=0, ddof=1)
                 axis.fill_between(
@@ -110,7 +113,8 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
         axis.set_xlabel("iteration")
         axis.set_ylabel(task["metric"])
         axis.grid(alpha=0.25)
-        figure.legend(loc="outside upper left", ncols=3, frameon=False, columnspacing=1.2)
+        columns = 3 if max(len(name) for _, name, _, _ in lines) < 15 else 2
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False, columnspacing=1.2)
     return figure
 
 
@@ -146,6 +150,10 @@ def to_svg(figure: Figure, prefix: str) -> str:
 def _rows(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]:
     wanted = (task["name"], task["metric"])
     return [row for row in results["summary"] if (row["task"], row["metric"]) == wanted]
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _colour(i: int) -> str:

@@ -16,7 +16,7 @@ from moco_d2.transfer.report import report
 from moco_d2.transfer.summary import read_curve
 
 VOC = "voc_0712_R50_C4_24k"
-GRID = "momentum"
+OTHER = "probe"
 METRICS = ["bbox/AP", "bbox/AP50"]
 # init -> AP by trial; AP50 is 30 more. The supervised trials 2 failed, and 3 is not there.
 AP = {
@@ -45,7 +45,7 @@ def write_cell(root: Path, task: str, init: str, trial: int, metrics: dict | Non
 
 
 def write_benchmark(root: Path, max_iter: int = 24000) -> None:
-    """A detection task at the published protocol or a shorter one; a grid with inits of its own."""
+    """A detection task at the published protocol or a shorter one, and another task."""
     cfg = load_config(f"configs/transfer/{VOC}.yaml")
     cfg.SOLVER.MAX_ITER = max_iter
     for init, trials in AP.items():
@@ -53,7 +53,7 @@ def write_benchmark(root: Path, max_iter: int = 24000) -> None:
             metrics = value and {"bbox/AP": value, "bbox/AP50": value + 30}
             write_cell(root, VOC, init, trial, metrics)
             (root / VOC / init / f"trial_{trial}/config.yaml").write_text(cfg.dump())
-    write_cell(root, GRID, "mine", 1, {"knn/top1": 61.5})
+    write_cell(root, OTHER, "mine", 1, {"knn/top1": 61.5})
     kinds = {"random": "random", "supervised": "supervised"}
     inits = [
         {"name": name, "weights": f"{name}.pkl", "sha256": None}
@@ -62,8 +62,13 @@ def write_benchmark(root: Path, max_iter: int = 24000) -> None:
     ]
     tasks = [
         {"name": VOC, "config": "", "protocol": "", "metric": "bbox/AP", "metrics": METRICS},
-        {"name": GRID, "config": "", "protocol": "", "metric": "knn/top1", "metrics": ["knn/top1"]}
-        | {"inits": ["mine"]},
+        {
+            "name": OTHER,
+            "config": "",
+            "protocol": "",
+            "metric": "knn/top1",
+            "metrics": ["knn/top1"],
+        },
     ]
     content = {"version": 1, "command": "benchmark", "environment": {"gpus": 8}, "trials": 3}
     content |= {"date": "2020-01-01", "tasks": tasks, "inits": inits, "cells": [], "summary": []}
@@ -112,7 +117,7 @@ class Page(HTMLParser):
             self._field[0] += data
 
     def rows(self, caption: str) -> list[dict]:
-        head, *body = self.tables[caption]
+        head, *body = next(t for label, t in self.tables.items() if label.endswith(f": {caption}"))
         return [dict(zip([name for name, _ in head], row, strict=True)) for row in body]
 
 
@@ -137,7 +142,7 @@ def test_results_json_holds_the_cells_and_what_they_add_up_to(benchmark):
     assert row["diff_supervised"]["mean"] == pytest.approx(56.8 - 53.0)  # one supervised trial
     assert row["diff_supervised"]["se"] is None
     assert rows[VOC, "random", "bbox/AP"]["diff_random"] is None
-    assert rows[GRID, "mine", "knn/top1"]["values"] == [61.5]
+    assert rows[OTHER, "mine", "knn/top1"]["values"] == [61.5]
 
 
 def test_verdicts_against_the_published_numbers(benchmark):
@@ -203,7 +208,7 @@ def test_markdown_holds_the_numbers_of_results_json(benchmark):
 
 def test_failed_and_missing_runs_are_shown(benchmark):
     page = Page(benchmark / "report.html")
-    assert "9 of 15 runs are done, 1 failed, 5 missing" in page.text
+    assert "9 of 24 runs are done, 1 failed, 14 missing" in page.text
     assert "WeightsError: <b>bad.pkl</b> & co are damaged" in page.text
     states = {
         (r["task"][0], r["initialisation"][0], r["trial"][0]): r["state"][0]
@@ -214,7 +219,7 @@ def test_failed_and_missing_runs_are_shown(benchmark):
     assert states[VOC, "random", "3"] == "done"
     overview = {line["initialisation"][0]: line for line in page.rows(OVERVIEW)}
     assert overview["supervised"][f"{VOC}: bbox/AP"][0] == "53.00 (1 of 3)"
-    assert overview["random"][f"{GRID}: knn/top1"][0] == "–"  # the grid names its own
+    assert overview["random"][f"{OTHER}: knn/top1"][0] == "missing"
     text = (benchmark / "report.md").read_text()
     assert f"Failed: `{VOC}/supervised/trial_2`: WeightsError" in text
 
@@ -278,6 +283,34 @@ def test_unverified_numbers_are_marked(tmp_path):
     line = Page(tmp_path / "report.html").rows("bbox/AP")[0]
     assert line["published"] == ["31.0 (unverified)", 31.0]
     assert "31.0 (unverified)" in (tmp_path / "report.md").read_text()
+
+
+def test_grids_have_variants_of_their_own(tmp_path):
+    grids = {"momentum": {"m0": 20.0, "m0.999": 61.5}, "shuffle": {"off": 55.0}}
+    for grid, variants in grids.items():
+        for name, value in variants.items():
+            write_cell(tmp_path, grid, name, 1, {"knn/top1": value})
+    content = {
+        "title": "Ablations",
+        "tasks": [
+            {"name": grid, "protocol": "", "metric": "knn/top1", "metrics": ["knn/top1"]}
+            | {"inits": list(variants)}
+            for grid, variants in grids.items()
+        ],
+        "inits": [
+            {"name": name, "weights": "", "kind": "pretrained"}
+            for variants in grids.values()
+            for name in variants
+        ],
+    }
+    content |= {"command": "ablate", "environment": {}, "date": "2020-01-01", "trials": 1}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    page = Page(report(tmp_path))
+    assert "3 of 3 runs are done." in page.text
+    assert not any(label.endswith(OVERVIEW) for label in page.tables)
+    assert [line["variant"][0] for line in page.rows("Every run")] == ["m0", "m0.999", "off"]
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("# Ablations") and "| m0.999 | 61.50 | 1 |" in text
 
 
 def test_nothing_has_run_yet(tmp_path):
