@@ -67,6 +67,7 @@ SMALL_BACKBONES = {
         "MODEL.VIT.EMBED_DIM": 48,
         "MODEL.VIT.DEPTH": 2,
         "MODEL.VIT.NUM_HEADS": 4,
+        "MODEL.VIT.PATCH_SIZE": 16,
         "MODEL.VIT.IMG_SIZE": 32,
     },
 }

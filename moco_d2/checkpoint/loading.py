@@ -3,13 +3,15 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from moco_d2.checkpoint.convention import stated_convention
 from moco_d2.checkpoint.files import CheckError, WeightFile, WeightsError, read_weight_file
 from moco_d2.checkpoint.formats import detect_format, split_tensors
-from moco_d2.checkpoint.reading import read_backbone
+from moco_d2.checkpoint.reading import Backbone, read_backbone
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 
@@ -17,7 +19,7 @@ from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
 # has. A C4 detector keeps its last stage, without the extra norm, in the RoI heads.
 BODIES = (r"backbone\.bottom_up\.", r"backbone\.net\.", r"backbone\.")
 ENCODER = r"encoder_[qk]\.backbone\."
-CLASSIFIER = "encoder.backbone."  # of ImageClassifier
+CLASSIFIER = r"encoder\.backbone\."  # of ImageClassifier
 RES5_IN_ROI_HEADS = r"roi_heads\.(?=res5\.\d)"
 # What a detector's ViT has more than a pretrained one: relative positions, which begin at zero,
 # and convolutional blocks, which begin as the identity.
@@ -119,11 +121,12 @@ def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) 
 
 def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
     """Fill all of a MoCo model from a checkpoint of one, or both encoders' backbones from a file
-    of a backbone.
+    of any known format.
 
     Args:
         model: with `encoder_q` and `encoder_k`, in DDP or not.
-        path: a pretraining checkpoint, or a backbone in detectron2's format.
+        path: a pretraining checkpoint, or what :func:`read_backbone` reads. A ViT with a class
+            token needs a file that has one.
 
     Raises:
         WeightsError: the file cannot be read, or is of another kind.
@@ -132,9 +135,25 @@ def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
     if isinstance(model, DistributedDataParallel):
         model = model.module
     file = read_weight_file(path)
-    if detect_format(file, FORMATS) == "moco_d2":
+    name = detect_format(file, FORMATS)
+    if name == "moco_d2":
         return _load_whole_(model, file)
-    return _load_backbone_(model, file, ENCODER)
+    if name in FORMATS_TO_LOAD:
+        return _load_backbone_(model, file, ENCODER)
+    return _fill_backbones_(model, read_backbone(path), ENCODER)
+
+
+def convention_of_weights(path: str) -> dict[str, Any] | None:
+    """The input convention of what :func:`load_pretraining_weights_` loads; None: not known.
+
+    Raises:
+        WeightsError: the file cannot be read, or is of no known format.
+    """
+    file = read_weight_file(path)
+    stated = stated_convention(file)
+    if stated is None and detect_format(file, FORMATS) not in FORMATS_TO_LOAD:
+        return read_backbone(path).convention
+    return stated
 
 
 def load_classifier_weights_(model: nn.Module, path: str, *, whole: bool = False) -> LoadReport:
@@ -159,16 +178,25 @@ def load_classifier_weights_(model: nn.Module, path: str, *, whole: bool = False
                 "checkpoint of a trained ImageClassifier"
             )
         return _load_whole_(model, file)
-    source = read_backbone(path)
+    return _fill_backbones_(model, read_backbone(path), CLASSIFIER)
+
+
+def _fill_backbones_(model: nn.Module, source: Backbone, place: str) -> LoadReport:
+    """
+    Args:
+        place: pattern of what comes before a backbone's names in the model.
+    """
     _check_heads(model, source.file.name, source.architecture.get("num_heads"))
     state = model.state_dict()
-    needed = {n.removeprefix(CLASSIFIER): t for n, t in state.items() if n.startswith(CLASSIFIER)}
+    names = {n: re.sub(place, "", n, count=1) for n in state if re.match(place, n)}
+    needed = {name: state[n] for n, name in names.items()}
+    # The class token and the last norm, where the model has them, too.
     extras = {n: tensor for n, tensor in source.extras.items() if n in needed}
     given = {**source.tensors, **extras}
     mismatch = compare_tensors(needed, given)
     if mismatch:
         raise CheckError(f"{source.file.name} does not fit the backbone of this model - {mismatch}")
-    filled = {CLASSIFIER + n: tensor for n, tensor in given.items() if n in needed}
+    filled = {n: given[name] for n, name in names.items() if name in given}
     model.load_state_dict(filled, strict=False)
     new = [n for n in state if n not in filled and not is_counter(n)]
     return LoadReport(source.file.name, len(filled), new, whole=False)

@@ -1,7 +1,8 @@
 """Pretraining of a MoCo meta-architecture."""
 
-from moco_d2.checkpoint.loading import load_pretraining_weights_
+from moco_d2.checkpoint.loading import convention_of_weights, load_pretraining_weights_
 from moco_d2.engine import recipe
+from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
 from moco_d2.engine.images import ImageTrainer
 from moco_d2.engine.mechanism import resolve_bank_size
@@ -15,7 +16,13 @@ class PretrainTrainer(ImageTrainer):
     def check(cls, cfg, images, world_size):
         warnings = recipe.check_pretraining(cfg, len(images), world_size)
         notes = resolve_bank_size(cfg, len(images))
+        if cfg.MODEL.WEIGHTS:
+            notes += follow_convention(cfg, cls.convention_of_weights(cfg.MODEL.WEIGHTS))
         return [*notes, *(f"WARNING: {warning}" for warning in warnings)]
+
+    @classmethod
+    def convention_of_weights(cls, path):
+        return convention_of_weights(path)
 
     @classmethod
     def recipe_rows(cls, cfg, images):
@@ -27,7 +34,7 @@ class PretrainTrainer(ImageTrainer):
 
     @classmethod
     def load_weights_(cls, cfg, model, path, whole):
-        """A MoCo checkpoint fills all of the model, a backbone's weights both encoders."""
+        """A MoCo checkpoint fills all of the model, any known backbone's weights both encoders."""
         return str(load_pretraining_weights_(model, path))
 
     def step_hooks(self):
