@@ -97,7 +97,9 @@ def test_a_resnet_50(tmp_path):
             MODEL__RESNETS__OUT_FEATURES=["res5"],
         )
     )
-    assert load_pretraining_weights_(model, path).loaded == 2 * (265 + 53)  # both encoders: weights, BN counters
+    assert load_pretraining_weights_(model, path).loaded == 2 * (
+        265 + 53
+    )  # both encoders: weights, BN counters
     with torch.no_grad():
         expected = net.double().eval()(normalize(IMAGES.double() / 255, *IMAGENET))
     np.testing.assert_allclose(features(model), expected, rtol=0, atol=1e-4)
