@@ -36,7 +36,7 @@ class KeyEncoderUpdate(HookBase):
     def __init__(self, model: nn.Module, momentum: float, schedule: str = "constant"):
         """
         Args:
-            model: MoCo, or DDP around it.
+            model: MoCo or MoCoV3, or DDP around it.
             momentum: m at the first iteration.
             schedule: a key of `MOMENTUM_SCHEDULES`.
         """

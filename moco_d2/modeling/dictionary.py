@@ -67,7 +67,7 @@ class Dictionary(nn.Module):
         raise NotImplementedError
 
     def finish_(self, step: Step) -> None:
-        """Take in what the step has brought. A collective where processes hold it in parts."""
+        """Take in what the step has brought. A collective, where that lies on several processes."""
 
 
 class KeyQueue(Dictionary):

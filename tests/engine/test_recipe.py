@@ -5,6 +5,7 @@ from support import tiny_pretrain_config
 
 from moco_d2.engine import recipe
 from moco_d2.engine.hooks import MOMENTUM_SCHEDULES
+from moco_d2.engine.mechanism import resolve_bank_size
 
 
 def resolve(num_images=1000, **overrides):
@@ -140,6 +141,14 @@ def test_what_leaks_gets_one_warning(overrides, message):
 def test_no_batch_norm_no_leak():
     cfg = tiny_pretrain_config(MODEL__RESNETS__NORM="GN", MODEL__MOCO__SHUFFLE_BN=False)
     assert recipe.check_pretraining(cfg, 1000, 1) == []
+
+
+def test_a_memory_bank_has_room_for_all_images():
+    cfg = tiny_pretrain_config(**BANK)
+    (note,) = resolve_bank_size(cfg, 1000)
+    assert cfg.MODEL.MOCO.BANK_SIZE == 1000 and "0 -> 1000" in note
+    assert recipe.check_pretraining(cfg, 1000, 1) == resolve_bank_size(cfg, 1000) == []
+    assert resolve_bank_size(tiny_pretrain_config(), 1000) == []
 
 
 @pytest.mark.parametrize(

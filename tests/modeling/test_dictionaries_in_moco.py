@@ -79,6 +79,15 @@ def test_two_steps_with_a_memory_bank_equal_the_formulas():
 def test_a_memory_bank_needs_to_know_which_images_it_sees():
     with pytest.raises(UserError, match="needs 'index'"):
         make_moco(dictionary=memory_bank()).train()(make_batch())
+    batch = indexed_batch(3)
+    samples = [
+        {"views": [view[i] for view in batch["views"]]}
+        | {key: batch[key][i] for key in ("position", "index")}
+        for i in range(16)
+    ]
+    models = (make_moco(dictionary=memory_bank()).train() for _ in range(2))
+    losses = [m(b)["loss_contrastive"] for m, b in zip(models, (batch, samples), strict=True)]
+    assert torch.equal(*losses)
 
 
 def end_to_end_loss(moco, batch):
