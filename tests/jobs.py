@@ -70,7 +70,7 @@ def start(cfg, trainer=PretrainTrainer, resume: bool = False, processes: int = 1
     return [start_function(_member, job, cfg, trainer, resume) for job in jobs]
 
 
-def run_on_processes(function, processes: int, *args, seconds: float = 120) -> None:
+def run_on_processes(function, processes: int, *args, seconds: float = 300) -> None:
     """Run a top-level function of a test file in gloo processes; faster than `run_processes`."""
     url = find_job(processes).url
     jobs = [Job(processes, 1, 0, rank, url) for rank in range(processes)]

@@ -15,6 +15,7 @@ from moco_d2.data.detection import (
 )
 from moco_d2.data.few_labels import few_images
 from moco_d2.data.streams import SampleStream
+from moco_d2.engine.densepose import densepose_samples, uses_densepose
 from moco_d2.errors import UserError
 
 
@@ -51,14 +52,17 @@ def training_samples(cfg: CfgNode) -> list[dict]:
     Raises:
         UserError: DATASETS.FEW_LABELS asks for more images than there are.
     """
-    samples = get_detection_dataset_dicts(
-        cfg.DATASETS.TRAIN,
-        filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-        min_keypoints=(
-            cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
-        ),
-        proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
-    )
+    if uses_densepose(cfg):
+        samples = densepose_samples(cfg)
+    else:
+        samples = get_detection_dataset_dicts(
+            cfg.DATASETS.TRAIN,
+            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
+            min_keypoints=(
+                cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
+            ),
+            proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
+        )
     return [samples[i] for i in few_images(len(samples), cfg.DATASETS.FEW_LABELS, cfg.SEED)]
 
 

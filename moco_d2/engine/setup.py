@@ -19,6 +19,7 @@ from moco_d2.checkpoint.files import replaced_file
 from moco_d2.config import add_moco_config
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.classification import ClassificationTrainer
+from moco_d2.engine.densepose import add_densepose_keys
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.explain import explain
@@ -88,6 +89,7 @@ def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]
     if args.config_file:
         if not os.path.isfile(args.config_file):
             raise FileNotFoundError(f"no config file {args.config_file}")
+        add_densepose_keys(cfg, args.config_file)
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
     if args.eval_only and not cfg.DATASETS.TEST:

@@ -22,6 +22,12 @@ from moco_d2.data.sem_seg import build_mapper, check_semantic
 from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
 from moco_d2.engine.base import BaseTrainer
+from moco_d2.engine.densepose import (
+    densepose_mapper,
+    densepose_test_loader,
+    register_densepose,
+    uses_densepose,
+)
 from moco_d2.engine.detection import build_loader, check_sampler, training_samples
 from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import AverageRunningStatistics
@@ -55,6 +61,8 @@ class TransferTrainer(BaseTrainer):
             ValueError: a data set cannot be evaluated, or a random backbone is frozen.
         """
         cfg, notes = super().effective_config(cfg, world_size)
+        if uses_densepose(cfg):
+            register_densepose()
         for name in cfg.DATASETS.TEST:
             evaluator_type(name)
         check_packages((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
@@ -126,6 +134,8 @@ class TransferTrainer(BaseTrainer):
     @classmethod
     def build_train_mapper(cls, cfg: CfgNode) -> Callable[[dict], dict]:
         """What turns a sample into the model's input, augmented."""
+        if uses_densepose(cfg):
+            return densepose_mapper(cfg)
         if cfg.INPUT.SCALE_JITTER:
             return scale_jitter_mapper(cfg)
         return build_mapper(cfg, is_train=True)
@@ -137,6 +147,8 @@ class TransferTrainer(BaseTrainer):
 
     @classmethod
     def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Iterable[list[dict]]:
+        if uses_densepose(cfg):
+            return densepose_test_loader(cfg, dataset_name)
         mapper = build_mapper(cfg, is_train=False)
         return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
 

@@ -14,6 +14,7 @@ from detectron2.evaluation import (
     SemSegEvaluator,
 )
 
+from moco_d2.engine.densepose import densepose_evaluator
 from moco_d2.errors import UserError
 from moco_d2.evaluation.cityscapes import CityscapesInstances, CityscapesSemantics
 from moco_d2.evaluation.old_numpy import former_numpy_names
@@ -61,6 +62,7 @@ def _cityscapes_sem_seg(cfg: CfgNode, name: str, folder: str) -> DatasetEvaluato
 # (config, name of the data set, folder for results) -> evaluator.
 EVALUATORS: dict[str, Callable[[CfgNode, str, str], DatasetEvaluator]] = {
     "coco": _coco,
+    "densepose": densepose_evaluator,
     "lvis": _lvis,
     "pascal_voc": _pascal_voc,
     "sem_seg": _sem_seg,

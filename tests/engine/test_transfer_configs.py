@@ -2,6 +2,8 @@
 
 import functools
 import re
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from weights import RGB
 
 from moco_d2 import add_moco_config
 from moco_d2.checkpoint import convention_of
+from moco_d2.engine import setup
 from moco_d2.engine.scaling import scale_to_processes
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
@@ -163,10 +166,18 @@ def test_dc5_is_the_papers():
     assert reduction.weight.shape == (512, 2048, 3, 3) and reduction.bias is None
 
 
-@pytest.mark.parametrize("path", TASKS, ids=lambda path: path.stem)
+def test_densepose_is_asked_for_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "densepose", None)  # as where it is not installed
+    path = str(ROOT / "transfer/coco_densepose_R50_FPN_s1x.yaml")
+    args = Namespace(config_file=path, opts=[], eval_only=False, resume=False)
+    with pytest.raises(UserError, match="is for DensePose, a project in .*install it with: pip"):
+        setup.setup(args, 1)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in TASKS if "densepose" not in p.name], ids=lambda path: path.stem
+)
 def test_every_task_is_ready_to_run_in_detectron2s_own_data_sets(path):
-    if "densepose" in path.name:
-        pytest.skip("DensePose is not installed")
     if "cityscapes_instance" in path.name:
         pytest.importorskip("shapely")
     cfg, notes = TransferTrainer.effective_config(load(path), 1)
