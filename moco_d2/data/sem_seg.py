@@ -174,11 +174,10 @@ def check_semantic(cfg: CfgNode) -> None:
     Raises:
         ValueError: classes, ignored label, or a value of INPUT.
     """
-    low, high = cfg.INPUT.SEM_SEG.SCALE
-    size = cfg.INPUT.SEM_SEG.CROP_SIZE
-    if not 0 < low <= high or size < 0:
+    scale, size = tuple(cfg.INPUT.SEM_SEG.SCALE), cfg.INPUT.SEM_SEG.CROP_SIZE
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1] or size < 0:
         raise UserError(
-            f"INPUT.SEM_SEG.SCALE {tuple(cfg.INPUT.SEM_SEG.SCALE)} and CROP_SIZE {size} must be "
+            f"INPUT.SEM_SEG.SCALE {scale} and CROP_SIZE {size} must be "
             "two rising factors above 0 and a number of pixels (0: detectron2's augmentations)"
         )
     if size and cfg.INPUT.RANDOM_FLIP not in ("horizontal", "none"):

@@ -141,6 +141,7 @@ def test_labels_that_mean_nothing_are_named(tmp_path):
         ({"MODEL__SEM_SEG_HEAD__NUM_CLASSES": 54}, "NUM_CLASSES is 54, data set .* has 5: set"),
         ({"MODEL__SEM_SEG_HEAD__IGNORE_VALUE": 9}, "IGNORE_VALUE is 9, data set .* has 255: set"),
         ({"INPUT__SEM_SEG__SCALE": (2.0, 0.5)}, "two rising factors"),
+        ({"INPUT__SEM_SEG__SCALE": (1.0,)}, "two rising factors"),
         ({"INPUT__RANDOM_FLIP": "vertical"}, "'horizontal' or 'none'"),
         (
             {"MODEL__META_ARCHITECTURE": "GeneralizedRCNN"},

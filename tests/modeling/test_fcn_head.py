@@ -122,6 +122,14 @@ def test_a_forward_is_that_of_the_same_layers_from_torch():
     torch.testing.assert_close(output["sem_seg"][:, 16, 36], between, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(47, 83), (64, 32), (33, 1)])
+def test_pictures_of_any_size_are_segmented_at_that_size(size):
+    image = torch.zeros((3, *size), dtype=torch.uint8)
+    (output,) = segmentor().eval()([{"image": image, "height": size[0], "width": size[1]}])
+    assert output["sem_seg"].shape == (CLASSES, *size)
+
+
 def test_upsampling_puts_values_at_multiples_of_the_stride():
     ramp = 16.0 * torch.arange(4).reshape(1, 1, 1, 4).expand(1, 1, 3, 4)  # its own pixel column
     up = upsample(ramp, 16)
