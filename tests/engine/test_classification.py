@@ -6,12 +6,15 @@ import jobs
 import numpy as np
 import pytest
 import torch
+from detectron2.config import get_cfg
 from layouts import IMAGENET, SAMPLES, save_vit, vits
 from support import random_views, tiny_pretrain_config
 from torchvision.transforms.functional import normalize
 
+from moco_d2 import add_moco_config
 from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert, load_backbone
 from moco_d2.data.datasets import load_image_index
+from moco_d2.engine import recipe
 from moco_d2.engine.classification import ClassificationTrainer
 from moco_d2.engine.frozen import FrozenTensorsChanged
 from moco_d2.engine.hooks import unwrap
@@ -58,30 +61,25 @@ def pretrained(images, tmp_path_factory):
 
 def test_one_and_two_processes_agree(images, tmp_path):
     """Losses, weights, running statistics, and accuracies: 30 images on 2 processes of 15."""
-    done = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        cfg = config(
-            images,
-            folder,
-            DATASETS__TEST=(str(images),),
-            TEST__EVAL_PERIOD=2,
-            MODEL__BN_GROUP_SIZE=8,
-            MODEL__CLASSIFIER__LABEL_SMOOTHING=0.1,
-        )
-        cfg, _ = ClassificationTrainer.effective_config(cfg, processes)
-        how = {"trainer": ClassificationTrainer, "processes": processes}
-        assert jobs.run_job(cfg, **how) == [0] * processes, jobs.output(cfg)
-        done.append((metrics(folder), jobs.saved(cfg)["model"]))
-    (ours, model), (theirs, expected) = done
-    assert [line["iteration"] for line in ours] == [line["iteration"] for line in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        for name in ("loss_classification", "classification/top1", "[metric]top1"):
-            if name in other:
-                assert mine[name] == pytest.approx(other[name], rel=1e-4), name
-    assert any("classification/top5" in line for line in ours)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(model[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+    options = {
+        "TEST__EVAL_PERIOD": 2,
+        "MODEL__BN_GROUP_SIZE": 8,
+        "MODEL__CLASSIFIER__LABEL_SMOOTHING": 0.1,
+    }
+    one, two = (config(images, tmp_path / name, **options) for name in ("one", "two"))
+    train(one)
+    two, _ = ClassificationTrainer.effective_config(two, 2)
+    assert jobs.run_job(two, trainer=ClassificationTrainer, processes=2) == [0, 0]
+    for ours, theirs in zip(jobs.metrics(two), jobs.metrics(one), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in theirs.keys() & {"iteration", "loss_classification", "[metric]top1"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+        for name in theirs.keys() & {"classification/top1", "classification/top5"}:
+            assert ours[name] == theirs[name], name
+    assert any("classification/top5" in line for line in jobs.metrics(two))
+    weights = jobs.saved(two)["model"]
+    for name, expected in jobs.saved(one)["model"].items():
+        torch.testing.assert_close(weights[name], expected, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_resume_goes_on_as_if_it_had_never_stopped(images, tmp_path):
@@ -306,6 +304,29 @@ def test_a_checkpoint_of_other_classes_is_refused(images, tmp_path):
     weights = str(tmp_path / "run" / "model_final.pth")
     with pytest.raises(ValueError, match="2 classes apart that are not the 2 classes"):
         ClassificationTrainer.eval_only(config(others, tmp_path / "eval", MODEL__WEIGHTS=weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "iterations", "steps"),
+    [
+        # 90 and 100 epochs of 1,281,167 images in batches of 256 or 1024.
+        ("supervised_R_50_90ep", 0.1, 450410, (150136, 300273)),
+        ("linear_R_50_100ep", 30.0, 500455, (300273, 400364)),
+        ("linear_v3_R_50_90ep", 0.4, 112602, ()),
+        ("linear_v3_ViT_90ep", 12.0, 112602, ()),
+    ],
+)
+def test_configs_are_the_published_recipes(name, lr, iterations, steps):
+    cfg = get_cfg()
+    add_moco_config(cfg)
+    cfg.merge_from_file(f"configs/pretrain/{name}.yaml")
+    recipe.resolve_schedule(cfg, 1281167)
+    solver, frozen = cfg.SOLVER, cfg.MODEL.CLASSIFIER.FREEZE_BACKBONE
+    assert (pytest.approx(lr), iterations, steps) == (solver.BASE_LR, solver.MAX_ITER, solver.STEPS)
+    assert ("WarmupMultiStepLR" if steps else "WarmupCosineLR") == solver.LR_SCHEDULER_NAME
+    assert solver.WEIGHT_DECAY == solver.WEIGHT_DECAY_NORM == (0.0 if frozen else 1e-4)
+    assert (solver.OPTIMIZER, solver.MOMENTUM, solver.WARMUP_ITERS) == ("SGD", 0.9, 0)
+    assert frozen == name.startswith("linear") and cfg.INPUT.VIEWS.QUERY == "supervised"
 
 
 def test_what_cannot_run_or_learn_is_refused_with_what_to_do(images, tmp_path):
