@@ -87,9 +87,8 @@ class MoCoV3(MomentumModel):
         return {"loss_contrastive": loss}
 
     def contrastive_loss(self, q: Tensor, keys: Tensor, own: slice) -> Tensor:
-        """2 tau times the cross-entropy of telling the own key from those of all other images.
-
-        The factor keeps the size of the gradient when tau changes (Sec. 3 of the paper).
+        """2 tau times the cross-entropy of telling the own key from those of all other images:
+        `ctr` of Algorithm 1. The factor keeps the size of the gradient when tau changes.
 
         Args:
             q: (N, C) predictions.
