@@ -97,7 +97,7 @@ def test_the_table_and_the_checks_know_that_a_vit_has_no_batch_norm(images):
     assert rows["backbone"] == (
         "build_vit_backbone, 2 blocks, 48 channels, 4 heads, 16 px patches, average pooling"
     )
-    assert rows["BN groups"] == "none"
+    assert rows["BN groups"].startswith("none")
     cfg.MODEL.VIT.IMG_SIZE = 48
     (warning,) = recipe.check_pretraining(cfg, 1000, 1)
     assert "IMG_SIZE 48 is not INPUT.VIEWS.SIZE 32" in warning
