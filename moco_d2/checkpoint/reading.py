@@ -13,7 +13,10 @@ from moco_d2.checkpoint.naming import NAMINGS, rename
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import architecture_from, compare_tensors, is_counter, shown
 from moco_d2.checkpoint.vit import is_vit, vit_architecture
+from moco_d2.modeling.vit import ClassTokenViT, build_vit
 
+# What a ViT with a class token has besides detectron2's.
+CLASS_TOKEN = {"cls_token", "norm.weight", "norm.bias"}
 # detectron2's frozen norms divide by sqrt(var + EPS); with this variance they divide by 1.
 EPS = 1e-5
 
@@ -130,14 +133,19 @@ def load_backbone(path: str, **options: Any) -> nn.Module:
 
     Returns:
         a detectron2 `Backbone` in eval mode, on the CPU, which maps images (N, 3, H, W) to features
-        by name. Its attribute `input_convention` says which images it expects.
+        by name. Its attribute `input_convention` says which images it expects. A ViT whose file has
+        a class token is a `ClassTokenViT`.
 
     Raises:
         WeightsError, CheckError: as :func:`read_backbone`.
     """
     source = read_backbone(path, **options)
-    backbone = NAMINGS["detectron2"].network(source.architecture, source.convention).body
-    backbone.load_state_dict(source.tensors)
+    if set(source.extras) >= CLASS_TOKEN:
+        backbone = build_vit(source.architecture, ClassTokenViT)
+        backbone.load_state_dict({**source.tensors, **source.extras})
+    else:
+        backbone = NAMINGS["detectron2"].network(source.architecture, source.convention).body
+        backbone.load_state_dict(source.tensors)
     backbone.input_convention = source.convention
     return backbone.eval()
 

@@ -5,13 +5,13 @@ import pytest
 import timm
 import torch
 import torchvision
-from layouts import IMAGENET, save_vit
+from layouts import IMAGENET, save_vit, vits
 from support import tiny_pretrain_config
 from torch import nn
 from torchvision.transforms.functional import normalize
 from weights import RGB, randomise_norms_
 
-from moco_d2.checkpoint import CheckError, load_pretraining_weights_
+from moco_d2.checkpoint import CheckError, load_backbone, load_pretraining_weights_
 from moco_d2.checkpoint.loading import convention_of_weights
 from moco_d2.modeling.moco import MoCo
 
@@ -29,21 +29,6 @@ def save(net: nn.Module, head: str, path) -> str:
     state["module.predictor.0.weight"] = torch.rand(4, 4)
     torch.save({"epoch": 300, "arch": "x", "state_dict": state, "optimizer": {}}, path)
     return str(path)
-
-
-@pytest.fixture(scope="module")
-def vit_file(tmp_path_factory):
-    """The whole of ViT-S, for images of 64 pixels, and its features by timm's forward."""
-    torch.manual_seed(0)
-    net = timm.models.vision_transformer.VisionTransformer(
-        img_size=64, embed_dim=384, depth=12, num_heads=12, num_classes=0
-    )
-    net.cls_token.data.normal_()
-    net.norm.weight.data.uniform_(0.5, 2)
-    net.norm.bias.data.normal_()
-    path = save(net, "head", tmp_path_factory.mktemp("v3") / "vit-s-300ep.pth.tar")
-    with torch.no_grad():
-        return path, net.double().eval()(normalize(IMAGES.double() / 255, *IMAGENET))
 
 
 def features(model: MoCo) -> torch.Tensor:
@@ -64,14 +49,33 @@ def vit_config(**changes):
     return tiny_pretrain_config(**{**options, **changes})
 
 
-def test_a_vit_s_with_its_class_token(vit_file):
-    path, expected = vit_file
-    assert convention_of_weights(path) == RGB
+def test_a_vit_s_with_its_class_token(tmp_path):
+    """The whole of ViT-S, for images of 64 pixels, and its features by timm's forward."""
+    torch.manual_seed(0)
+    net = timm.models.vision_transformer.VisionTransformer(
+        img_size=64, embed_dim=384, depth=12, num_heads=12, num_classes=0
+    )
+    net.cls_token.data.normal_()
+    net.norm.weight.data.uniform_(0.5, 2)
+    net.norm.bias.data.normal_()
+    path = save(net, "head", tmp_path / "vit-s-300ep.pth.tar")
+    with torch.no_grad():
+        expected = net.double().eval()(normalize(IMAGES.double() / 255, *IMAGENET))
+
     model = MoCo(vit_config())
     report = load_pretraining_weights_(model, path)
     assert report.loaded == 2 * (4 + 12 * 12 + 2)  # both encoders: stem and token, blocks, norm
     np.testing.assert_allclose(features(model), expected, rtol=0, atol=1e-5)
     assert expected.std() > 0.1
+
+
+def test_a_vit_backbone_alone(tmp_path):
+    path = str(save_vit("moco_v3_vit", tmp_path))
+    assert convention_of_weights(path) == RGB
+    backbone, images = load_backbone(path).double(), torch.rand(2, 3, 48, 48, dtype=torch.float64)
+    with torch.no_grad():
+        tokens = backbone(images)["class_token"].flatten(1)
+        np.testing.assert_allclose(tokens, vits(384, 12)[0].double()(images), rtol=0, atol=1e-5)
 
 
 def test_a_vit_that_is_not_the_files_is_refused(tmp_path):

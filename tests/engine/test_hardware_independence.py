@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from detectron2.utils import comm
-from support import run_processes, tiny_pretrain_config
+from support import run_processes, tiny_pretrain_config, tiny_vit_options
 
 from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.trainer import PretrainTrainer
@@ -28,6 +28,7 @@ METHODS = {
     "v2": {"MODEL__MOCO__HEAD": "mlp", "MODEL__MOCO__TEMPERATURE": 0.2},
     "v3": {**V3, "MODEL__BN_GROUP_SIZE": 0},
     "v3 in groups": V3,
+    "v3 ViT": {**V3, **tiny_vit_options(), "MODEL__BN_GROUP_SIZE": 0},
 }
 ITERATIONS = 10
 
@@ -95,6 +96,7 @@ def relative_difference(a: dict, b: dict, prefix: str) -> float:
         (Float64Trainer, "v1", 1, 0, 4, 1e-9),
         (PretrainTrainer, "v3", 2, 0, 1, 1e-4),
         (PretrainTrainer, "v3 in groups", 1, 0, 4, 1e-4),
+        (PretrainTrainer, "v3 ViT", 2, 0, 1, 1e-4),
         (Float64Trainer, "v2", 2, 0, 2, 1e-9),
     ],
 )
