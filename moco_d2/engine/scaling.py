@@ -69,6 +69,33 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str
     ]
 
 
+class SavedBatch:
+    """Puts a run's batch into its checkpoints, and refuses to resume with another.
+
+    On another number of processes the recipe is scaled another way: what was counted in iterations
+    would not be the images that were seen.
+    """
+
+    def __init__(self, cfg: CfgNode):
+        self._batch, self._folder = cfg.SOLVER.IMS_PER_BATCH, cfg.OUTPUT_DIR
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batch": self._batch}
+
+    def load_state_dict(self, saved: dict[str, int]) -> None:
+        """
+        Raises:
+            UserError: the checkpoint is of a run with another batch.
+        """
+        if saved["batch"] != self._batch:
+            raise UserError(
+                f"cannot resume: SOLVER.IMS_PER_BATCH is {self._batch} and was {saved['batch']} in "
+                "the checkpoint, so its iterations are not those of this recipe; the run goes on "
+                f"on any number of processes with --config-file {self._folder}/config.yaml "
+                "SOLVER.REFERENCE_WORLD_SIZE 0"
+            )
+
+
 def _shown(cfg: CfgNode, key: str) -> str:
     value = cfg
     for part in key.split("."):

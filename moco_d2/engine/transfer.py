@@ -33,7 +33,7 @@ from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
-from moco_d2.engine.scaling import scale_to_processes
+from moco_d2.engine.scaling import SavedBatch, scale_to_processes
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import EVALUATORS, check_packages, evaluator_type
 from moco_d2.solver.detection import build_detector_optimizer, check_detector_solver
@@ -95,8 +95,11 @@ class TransferTrainer(BaseTrainer):
         return recipe.recipe_table(rows, notes)
 
     def extra_state(self) -> dict:
-        """A detector's checkpoints state their input convention, too."""
-        return {"input": SavedConvention(convention_of(self.cfg))}
+        """A detector's checkpoints state their input convention, too, and the batch."""
+        return {
+            "input": SavedConvention(convention_of(self.cfg)),
+            "schedule": SavedBatch(self.cfg),
+        }
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from weights import detectron2_resnet
 
 from moco_d2.data.synthetic import render_demo_data
 from moco_d2.data.synthetic.sets import SETS
+from moco_d2.engine import setup
 
 # In the style of facebookresearch/moco, detection/configs: a base for the norm and the head, one
 # for the task, and one that makes it RGB. Nothing in them knows of this project.
@@ -118,3 +120,21 @@ def test_mocos_detection_config_with_its_converters_weights(voc, converted, tmp_
     state = torch.load(output / "model_final.pth", weights_only=True)
     assert state["input"]["format"] == "RGB" and not state["input"]["stride_in_1x1"]
     assert "roi_heads.res5.norm.running_mean" in state["model"]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("voc_24k.yaml", ("BGR", 1.0, True)), ("voc_24k_moco.yaml", ("RGB", 58.395, False))],
+)
+def test_weights_without_a_convention_leave_it_to_the_config(converted, tmp_path, name, expected):
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text)
+    opts = ["MODEL.WEIGHTS", str(converted), "MODEL.DEVICE", "cpu"]
+    args = Namespace(config_file=str(tmp_path / name), opts=opts, eval_only=False, resume=False)
+    cfg, notes = setup.setup(args, 2)
+    model = cfg.MODEL
+    assert (cfg.INPUT.FORMAT, model.PIXEL_STD[0], model.RESNETS.STRIDE_IN_1X1) == expected
+    # Their norm and schedule are kept.
+    assert (model.RESNETS.NORM, cfg.SOLVER.IMS_PER_BATCH) == ("naiveSyncBN", 16)
+    assert cfg.SOLVER.STEPS == (18000, 22000)
+    assert any("MODEL.WEIGHTS states no convention" in note for note in notes)

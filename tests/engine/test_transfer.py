@@ -20,6 +20,7 @@ import moco_d2.modeling.roi_heads  # noqa: F401 (registers)
 from moco_d2 import add_moco_config
 from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert
 from moco_d2.engine.transfer import TransferTrainer
+from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import evaluator_type
 
 DEMO = "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
@@ -135,6 +136,9 @@ def test_resume_goes_on_where_the_run_stopped(pictures, exported, tmp_path):
     changed = tiny_config(tmp_path / "run", DATASETS__TEST=(), INPUT__FORMAT="BGR")
     with pytest.raises(WeightsError, match="trained with INPUT.FORMAT RGB, the config says BGR"):
         TransferTrainer(changed).resume_or_load(resume=True)
+    other = tiny_config(tmp_path / "run", DATASETS__TEST=(), SOLVER__IMS_PER_BATCH=4)
+    with pytest.raises(UserError, match="IMS_PER_BATCH is 4 and was 2 .*run/config.yaml SOLVER"):
+        TransferTrainer(other).resume_or_load(resume=True)
 
 
 def test_random_initialisation_is_logged(pictures, tmp_path, caplog):
