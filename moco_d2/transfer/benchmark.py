@@ -1,6 +1,7 @@
 """The transfer benchmark from a plan to a report."""
 
 import os
+import signal
 import sys
 from datetime import date
 from pathlib import Path
@@ -8,11 +9,12 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
+from moco_d2.engine.signals import Stopped
 from moco_d2.errors import UserError
 from moco_d2.transfer.cells import DONE, Cell, write_results
 from moco_d2.transfer.checks import check
 from moco_d2.transfer.machine import environment, places
-from moco_d2.transfer.plan import Plan, describe, refuse
+from moco_d2.transfer.plan import Plan, describe, few_words, refuse
 from moco_d2.transfer.progress import Progress, duration, paces
 from moco_d2.transfer.report import report
 from moco_d2.transfer.runner import only_runner, run_cells
@@ -66,8 +68,11 @@ def run_and_report(root: Path, cells: list[Cell], slots: list[dict[str, str]], a
     write_results(root, cells, **about)
     try:
         failed = run_cells(cells, slots, watch=progress.watch, ended=ended)
-    finally:
-        print(progress.line(), flush=True)
+    except Stopped as stop:
+        name = signal.Signals(stop.number).name
+        print(f"{progress.line()}\nstopped by {name}; the same command goes on", flush=True)
+        raise
+    print(progress.line(), flush=True)
     print(f"report: {os.path.relpath(report(root))}", flush=True)
     for cell in failed:
         print(f"failed: {cell.name}: {cell.result['error']}", file=sys.stderr)
@@ -90,6 +95,7 @@ def plan_text(plan: Plan, sizes: dict[str, str], at_once: int) -> str:
     done = sum(cell.status == DONE for cell in plan.cells)
     left = [cell for cell in plan.cells if cell.status != DONE]
     iterations = sum(cell.iterations - cell.iterations_done() for cell in left)
+    few = [f"few labels: {words}"] if (words := few_words(plan.few_label)) else []
     counts = f"{len(plan.tasks)} task(s) x {len(plan.inits)} initialisation(s) x {plan.trials}"
     return "\n".join(
         [
@@ -98,6 +104,7 @@ def plan_text(plan: Plan, sizes: dict[str, str], at_once: int) -> str:
             tabulate(inits, ("initialisation", "kind", "weights", "SHA-256")),
             "",
             f"{counts} trial(s) = {len(plan.cells)} cells in {plan.root}, {done} of them done",
+            *few,
             f"each on {plan.num_gpus} {_device(plan)}, {at_once} at a time",
             f"to do: {iterations} iterations; {_time(plan, left, at_once)}",
             f"disk: {sizes['disk']}",

@@ -145,7 +145,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             {
                 "name": task.name,
                 "config": str(task.config),
-                "protocol": task.protocol + _few(plan.few_label),
+                "protocol": "; ".join(filter(None, (task.protocol, few_words(plan.few_label)))),
                 "metric": metrics[0],
                 "metrics": metrics,
             }
@@ -178,10 +178,11 @@ def _of_objects(cfg: CfgNode) -> list[str]:
     return [f"{kind}/{score}" for kind in kinds for score in ("AP", "AP50", "AP75")]
 
 
-def _few(few_label: float) -> str:
+def few_words(few_label: float) -> str:
+    """What few labels mean, in words; "": all images are used."""
     if not few_label:
         return ""
-    return f"; {few_label:g} of the images" if few_label < 1 else f"; {few_label:g} images"
+    return f"{few_label:g} of the images" if few_label < 1 else f"{few_label:g} images"
 
 
 def _task(name: str, problems: list[str]) -> Task | None:
