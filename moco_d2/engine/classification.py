@@ -16,7 +16,7 @@ from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.images import ImageTrainer, training_images
 from moco_d2.errors import UserError
 from moco_d2.evaluation.classification import evaluate_classification
-from moco_d2.evaluation.features import evaluate_knn
+from moco_d2.evaluation.features import evaluate_knn, knn_sets
 
 
 class SavedClasses:
@@ -57,6 +57,8 @@ class ClassificationTrainer(ImageTrainer):
         for name in cfg.DATASETS.TEST:
             test = load_labelled_index([name], "DATASETS.TEST")
             with_classes(test, images.classes, name)
+        if cfg.TEST.KNN.BANK:
+            knn_sets(cfg)
         if cfg.MODEL.WEIGHTS:
             notes += follow_convention(cfg, cls.convention_of_weights(cfg.MODEL.WEIGHTS))
         return notes

@@ -6,7 +6,7 @@ from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
 from moco_d2.engine.images import ImageTrainer
 from moco_d2.engine.mechanism import resolve_bank_size
-from moco_d2.evaluation.features import evaluate_knn
+from moco_d2.evaluation.features import evaluate_knn, knn_sets
 
 
 class PretrainTrainer(ImageTrainer):
@@ -14,6 +14,8 @@ class PretrainTrainer(ImageTrainer):
 
     @classmethod
     def check(cls, cfg, images, world_size):
+        if cfg.DATASETS.TEST:
+            knn_sets(cfg)
         warnings = recipe.check_pretraining(cfg, len(images), world_size)
         notes = resolve_bank_size(cfg, len(images))
         if cfg.MODEL.WEIGHTS:

@@ -33,7 +33,11 @@ def extract_features(
         indices: int64 (M,) into the index, the same on every process.
 
     Returns:
-        float32 (M, C) and int64 (M,), in the order of `indices`.
+        float32 (R, C) and int64 (R,) of the R <= M images that can be read, in the order of
+        `indices`.
+
+    Raises:
+        UserError: none can be read, or too many cannot.
     """
     rank, world_size = comm.get_rank(), comm.get_world_size()
     loader = build_eval_loader(
@@ -44,18 +48,33 @@ def extract_features(
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         **pixel_options(cfg),
     )
-    features, labels = [], []
-    for batch in loader:
-        features.append(model(batch).float().cpu())
-        labels.append(batch["label"])
-    mine = (torch.cat(features), torch.cat(labels)) if features else None
-    parts = comm.all_gather((rank, mine))
-    width = next(part[0].shape[1] for _, part in parts if part is not None)
-    all_features, all_labels = torch.empty(len(indices), width), torch.empty(len(indices)).long()
-    for r, part in parts:
-        if part is not None:
-            all_features[r::world_size], all_labels[r::world_size] = part
-    return all_features, all_labels
+    parts = [(model(batch).float().cpu(), batch["label"], batch["index"]) for batch in loader]
+    parts = [part for share in comm.all_gather(parts) for part in share]
+    if not parts:
+        raise UserError("none of the images to evaluate can be read; the log says why")
+    features, labels, shown = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    sorter = np.argsort(indices)
+    position = sorter[np.searchsorted(indices, shown.numpy(), sorter=sorter)]
+    order = torch.from_numpy(np.argsort(position))
+    return features[order], labels[order]
+
+
+def knn_sets(cfg: CfgNode) -> tuple[ImageIndex | None, dict[str, ImageIndex]]:
+    """TEST.KNN.BANK and the sets of DATASETS.TEST by name.
+
+    Raises:
+        UserError: an image has no label, or the classes of a set are not those of the bank.
+    """
+    name = cfg.TEST.KNN.BANK
+    bank = load_labelled_index([name], "TEST.KNN.BANK") if name else None
+    tests = {test: load_labelled_index([test], "DATASETS.TEST") for test in cfg.DATASETS.TEST}
+    for test, index in tests.items():
+        if bank is not None and index.classes != bank.classes:
+            raise UserError(
+                f"kNN cannot compare {test} with the bank {name}: their classes differ "
+                f"({len(index.classes)} and {len(bank.classes)})"
+            )
+    return bank, tests
 
 
 def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
@@ -70,18 +89,12 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
     was_training = model.training
     model.eval()
     knn, bank = cfg.TEST.KNN, None
+    bank_index, tests = knn_sets(cfg)
     try:
-        if knn.BANK:
-            bank_index = load_labelled_index([knn.BANK], "TEST.KNN.BANK")
+        if bank_index is not None:
             bank = extract_features(model, cfg, bank_index, _subset(len(bank_index), knn.BANK_SIZE))
         results = OrderedDict()
-        for name in cfg.DATASETS.TEST:
-            index = load_labelled_index([name], "DATASETS.TEST")
-            if bank is not None and index.classes != bank_index.classes:
-                raise UserError(
-                    f"kNN cannot compare {name} with the bank {knn.BANK}: their classes differ "
-                    f"({len(index.classes)} and {len(bank_index.classes)})"
-                )
+        for name, index in tests.items():
             queries, labels = extract_features(model, cfg, index, np.arange(len(index)))
             ranked = knn_predict(
                 *(bank or (queries, labels)),

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from support import tiny_pretrain_config
 
+from moco_d2.data.datasets import load_image_index
 from moco_d2.engine.trainer import PretrainTrainer
-from moco_d2.evaluation.features import _subset
+from moco_d2.evaluation.features import _subset, extract_features
 from moco_d2.evaluation.knn import accuracy, knn_predict
 
 
@@ -75,6 +76,26 @@ def test_a_limited_bank_holds_all_classes_though_labels_take_turns():
     assert len(set(chosen)) == 300 and (np.bincount(labels[chosen]) > 50).all()
     np.testing.assert_array_equal(chosen, _subset(1200, 300))
     assert len(_subset(1200, 0)) == len(_subset(1200, 5000)) == 1200
+
+
+def test_an_image_that_cannot_be_read_is_left_out(tmp_path):
+    """The others keep their own labels and do not vote for themselves."""
+    test = colour_folder(tmp_path / "test", 5, 1)
+    (test / "bright" / "1.png").write_bytes(b"no image")
+    options = {"DATASETS__TRAIN": (str(test),), "DATASETS__TEST": (str(test),), "TEST__KNN__K": 3}
+    cfg = tiny_pretrain_config(tmp_path / "out", **options)
+    assert PretrainTrainer.eval_only(cfg) == {"knn": {"top1": 100.0, "top5": 100.0}}
+    index = load_image_index([str(test)])
+    chosen = np.array([7, 1, 0, 9])  # the second cannot be read
+    features, labels = extract_features(lambda b: b["label"][:, None], cfg, index, chosen)
+    assert labels.tolist() == features[:, 0].tolist() == index.labels[[7, 0, 9]].tolist()
+
+
+def test_sets_are_checked_before_a_run_starts(tmp_path):
+    train, flat = colour_folder(tmp_path / "train", 4, 0), tmp_path / "train" / "dark"
+    options = {"DATASETS__TRAIN": (str(train),), "DATASETS__TEST": (str(flat),)}
+    with pytest.raises(ValueError, match="images without a class label"):
+        PretrainTrainer.effective_config(tiny_pretrain_config(tmp_path / "out", **options), 1)
 
 
 def test_unlabelled_images_are_refused_by_name(tmp_path):
