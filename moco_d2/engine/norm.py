@@ -45,6 +45,11 @@ def resolve_norms(cfg: CfgNode, world_size: int, has_cuda: bool) -> list[str]:
     return lines
 
 
+def has_batch_norm(cfg: CfgNode) -> bool:
+    """Whether a norm of the config takes statistics over images."""
+    return any("BN" in node.NORM and node.NORM != "FrozenBN" for _, node in _norms(cfg, ""))
+
+
 def _norms(node: CfgNode, path: str) -> Iterator[tuple[str, CfgNode]]:
     """Every key NORM: its full name and the node that has it."""
     for key, value in node.items():

@@ -3,6 +3,7 @@
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
 
+from moco_d2.engine.norm import has_batch_norm
 from moco_d2.errors import UserError
 
 _SCALED = (
@@ -31,7 +32,7 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str
         world_size: number of processes.
 
     Returns:
-        the scaled config, not frozen, and a line of what changed, if anything did.
+        the scaled config, not frozen, and a line for each key that changed and for what it costs.
 
     Raises:
         UserError: no process would have a whole number of images.
@@ -53,20 +54,18 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> tuple[CfgNode, list[str
     scaled = DefaultTrainer.auto_scale_workers(cfg, world_size)
     precise = scaled.TEST.PRECISE_BN
     precise.NUM_ITER = max(1, round(precise.NUM_ITER * reference / world_size))
-    changes = [
-        f"{key} {before} -> {after}"
+    why = f"(SOLVER.REFERENCE_WORLD_SIZE {reference} -> {world_size})"
+    notes = [
+        f"{key} {before} -> {after} {why}"
         for key in _SCALED
         if (before := _shown(cfg, key)) != (after := _shown(scaled, key))
     ]
-    fewer = (
-        f"; batch norm sees {scaled.SOLVER.IMS_PER_BATCH} images instead of {batch}, and "
-        "SOLVER.REFERENCE_WORLD_SIZE 0 keeps the whole batch, if it fits"
-        if world_size < reference
-        else ""
-    )
-    return scaled, [
-        f"SOLVER.REFERENCE_WORLD_SIZE {reference} -> {world_size}: {', '.join(changes)}{fewer}"
-    ]
+    if world_size < reference and has_batch_norm(cfg):
+        notes.append(
+            f"batch norm sees {scaled.SOLVER.IMS_PER_BATCH} images instead of {batch}; "
+            "SOLVER.REFERENCE_WORLD_SIZE 0 keeps the whole batch, if it fits"
+        )
+    return scaled, notes
 
 
 class SavedBatch:

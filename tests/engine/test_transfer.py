@@ -187,8 +187,9 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
     cfg = tiny_config(tmp_path, SOLVER__REFERENCE_WORLD_SIZE=2, SOLVER__MAX_ITER=100)
     cfg, notes = TransferTrainer.effective_config(cfg, 1)
     assert (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR) == (1, 200, 0.01)
-    note = next(note for note in notes if "REFERENCE_WORLD_SIZE 2 -> 1" in note)
-    assert "MAX_ITER 100 -> 200" in note and "batch norm sees 1 images instead of 2" in note
+    note = "SOLVER.MAX_ITER 100 -> 200 (SOLVER.REFERENCE_WORLD_SIZE 2 -> 1)"
+    assert note in notes
+    assert any("batch norm sees 1 images instead of 2" in note for note in notes)
     assert note in TransferTrainer.describe(cfg, 1, notes)
     assert TransferTrainer.effective_config(cfg, 1)[0] == cfg
 
