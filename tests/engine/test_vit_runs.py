@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from detectron2.modeling import build_model
+from layouts import save_vit, vits
 from support import tiny_pretrain_config, tiny_vit_options
 
 from moco_d2.checkpoint import CheckError, convert, load_detector_weights_
@@ -86,6 +87,29 @@ def test_a_run_resumes_exactly_and_its_export_fills_a_detector(
         load_detector_weights_(
             detector(**{"MODEL.VIT.CLASS_TOKEN": token, "MODEL.VIT.NUM_HEADS": 8}), exported
         )
+
+
+def test_a_run_starts_from_moco_v3s_own_file_and_follows_its_convention(images, tmp_path):
+    path = str(save_vit("moco_v3_vit", tmp_path))
+    options = {
+        "MODEL__WEIGHTS": path,
+        "MODEL__VIT__EMBED_DIM": 384,
+        "MODEL__VIT__NUM_HEADS": 12,
+        "MODEL__VIT__IMG_SIZE": 48,
+        "MODEL__VIT__CLASS_TOKEN": True,
+        "INPUT__VIEWS__SIZE": 48,
+        "INPUT__FORMAT": "BGR",
+        "SOLVER__MAX_ITER": 1,
+        "SOLVER__BASE_LR": 1e-12,
+    }
+    cfg = config(tmp_path / "run", images, **options)
+    effective, notes = PretrainTrainer.effective_config(cfg, 1)
+    assert effective.INPUT.FORMAT == "RGB"
+    assert "INPUT.FORMAT: BGR -> RGB (stated by MODEL.WEIGHTS)" in notes
+    model = train(cfg)
+    for name, tensor in vits(384, 12)[0].float().state_dict().items():
+        for encoder in (model.encoder_q, model.encoder_k):
+            torch.testing.assert_close(encoder.backbone.state_dict()[name], tensor)
 
 
 def test_the_table_and_the_checks_know_that_a_vit_has_no_batch_norm(images):
