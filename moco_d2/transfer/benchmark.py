@@ -17,7 +17,8 @@ from moco_d2.transfer.machine import environment, places
 from moco_d2.transfer.plan import Plan, describe, few_words, refuse
 from moco_d2.transfer.progress import Progress, duration, paces
 from moco_d2.transfer.report import report
-from moco_d2.transfer.runner import only_runner, run_cells
+from moco_d2.transfer.runner import check_plans, only_runner, run_cells
+from moco_d2.transfer.sharing import copy_result, same_runs
 
 TITLE = "Transfer benchmark"
 
@@ -51,23 +52,37 @@ def run_benchmark(plan: Plan, at_once: int, command: str, dry_run: bool = False)
 def run_and_report(root: Path, cells: list[Cell], slots: list[dict[str, str]], about: dict) -> int:
     """Run cells, keep results.json up to date, and write the report; returns how many failed.
 
+    Cells that are the same run under several names, as the recipe that several grids share, are
+    run once.
+
     Args:
         slots: see `run_cells`.
         about: arguments of `write_results`, but for environment and date.
     """
     about = {**about, "environment": environment(), "date": date.today().isoformat()}
-    progress = Progress(cells, len(slots))
+    check_plans(cells)
+    copies = same_runs(cells)
+    to_run = [cell for cell in cells if cell.name in copies]
+    progress = Progress(to_run, len(slots))
+
+    def show(cell: Cell) -> None:
+        for copy in copies[cell.name]:
+            copy_result(cell, copy)
+        write_results(root, cells, **about)
 
     def ended(cell: Cell) -> None:
         result = cell.result
         print(f"{cell.name}: {result['status']} {result['error'] or ''}".rstrip(), flush=True)
         if result["status"] == DONE:
             _remove_intermediate_checkpoints(cell.folder)
-        write_results(root, cells, **about)
+        show(cell)
 
     write_results(root, cells, **about)
+    for cell in to_run:
+        if cell.status == DONE:
+            show(cell)
     try:
-        failed = run_cells(cells, slots, watch=progress.watch, ended=ended)
+        failed = run_cells(to_run, slots, watch=progress.watch, ended=ended)
     except Stopped as stop:
         name = signal.Signals(stop.number).name
         print(f"{progress.line()}\nstopped by {name}; the same command goes on", flush=True)

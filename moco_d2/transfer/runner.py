@@ -55,7 +55,7 @@ def run_cells(
         UserError: a finished or begun cell was of another plan.
         Stopped: a signal asked for it; the runs have saved.
     """
-    _check_plans(cells)
+    check_plans(cells)
     waiting = [cell for cell in cells if cell.status != DONE]
     free, running = list(places), []
     failed: list[Cell] = []
@@ -111,7 +111,11 @@ def only_runner(root: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _check_plans(cells: Sequence[Cell]) -> None:
+def check_plans(cells: Sequence[Cell]) -> None:
+    """
+    Raises:
+        UserError: a finished or begun cell was of another plan.
+    """
     changed = [(cell, change) for cell in cells if (change := cell.replanned()) is not None]
     if changed:
         cell, change = changed[0]

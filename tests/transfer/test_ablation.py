@@ -11,6 +11,7 @@ from moco_d2.errors import UserError
 from moco_d2.transfer import ablation as ablations
 from moco_d2.transfer.ablation import Ablation, run_ablation
 from moco_d2.transfer.grids import GRIDS, Grid, Variant
+from moco_d2.transfer.sharing import same_runs
 
 STEM = "scenes_faster_rcnn_R18_FPN"
 DETECT = f"configs/demo/{STEM}.yaml"
@@ -71,6 +72,17 @@ def test_schedules_follow_the_batch_and_drop_where_v1s_does(datasets, tmp_path, 
     assert [half.inputs[f"SOLVER.{key}"] for key in keys] == [4, 80, 8, 5e-4]
     assert [more.inputs[f"SOLVER.{key}"] for key in keys] == [12, 27, 3, 1.5e-3]
     assert dropped.inputs["SOLVER.STEPS"] == (24, 32)
+
+
+def test_grids_share_the_recipe_that_they_have_in_common(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    options = words({k: v for k, v in PRETRAIN.items() if k != "MODEL.MOCO.QUEUE_SIZE"})
+    planned = Ablation(tmp_path, ["momentum", "shuffle", "temperature", "steps"], 1, 1, options)
+    groups = same_runs(planned.cells())
+    assert planned.problems == []
+    shared = {name: [cell.name for cell in same] for name, same in groups.items() if same}
+    demo = [f"{place}/trial_1" for place in ("shuffle/shuffled", "temperature/t0.1")]
+    assert shared == {"momentum/m0.99/trial_1": [*demo, "steps/mlp_views_cosine/trial_1"]}
 
 
 def test_what_a_grid_sets_cannot_be_set_for_all(datasets, tmp_path, monkeypatch):

@@ -5,7 +5,13 @@ import sys
 
 import pytest
 
-from moco_d2.transfer.cells import Cell, is_result, training_step, write_results
+from moco_d2.transfer.cells import (
+    Cell,
+    is_result,
+    training_step,
+    write_results,
+)
+from moco_d2.transfer.sharing import copy_result, same_runs
 
 NAN = float("nan")
 
@@ -58,6 +64,27 @@ def test_results_hold_the_cells_that_have_ended(cell, tmp_path):
     ]
     assert cells[0]["metrics"] == {"bbox/AP": 4.5} and cells[0]["seconds"] == 12.3
     assert cells[1]["error"] == "there is no weight file a.pkl" and cells[1]["metrics"] == {}
+
+
+def test_the_same_run_under_two_names_is_run_once_and_shown_twice(cell, tmp_path):
+    def named(group, seed, **inputs):
+        return Cell(tmp_path, group, "x", 1, seed, cell.steps, inputs, cell.files)
+
+    first, again = named("a", 1, lr=0.1), named("b", 1, lr=0.1)
+    others = [named("c", 2, lr=0.1), named("d", 1, lr=0.2)]
+    groups = same_runs([first, again, *others])
+    assert groups == {"a/x/trial_1": [again], "c/x/trial_1": [], "d/x/trial_1": []}
+    log(first, {"iteration": 3, "total_loss": 1.0})
+    first.write_plan(1, 7.0)
+    first.write_result()
+    copy_result(first, again)
+    assert again.result == {**first.result, "task": "b", "same_run_as": "a/x/trial_1"}
+    assert (again.folder / "metrics.json").read_text() == (
+        first.folder / "metrics.json"
+    ).read_text()
+    assert again.replanned() is None
+    # A later command that names only the copy, or names it first, has nothing to run.
+    assert list(same_runs([again, first]).items()) == [("b/x/trial_1", [first])]
 
 
 def test_a_cell_notices_that_its_plan_has_changed(cell):
