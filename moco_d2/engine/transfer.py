@@ -10,6 +10,7 @@ from detectron2.engine import hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
+from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 from torch.optim import Optimizer
 
@@ -113,7 +114,8 @@ class TransferTrainer(BaseTrainer):
     def step_hooks(self) -> list:
         periods = (self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD)
         agree = AverageRunningStatistics(self.model, *periods)
-        if not self.cfg.TEST.PRECISE_BN.ENABLED:
+        # Without a norm to measure, detectron2's hook fails.
+        if not self.cfg.TEST.PRECISE_BN.ENABLED or not get_bn_modules(self.model):
             return [agree]
         precise = hooks.PreciseBN(
             self.cfg.TEST.EVAL_PERIOD,

@@ -141,6 +141,21 @@ def test_resume_goes_on_where_the_run_stopped(pictures, exported, tmp_path):
         TransferTrainer(other).resume_or_load(resume=True)
 
 
+def test_frozen_batch_norm_keeps_its_statistics_with_precise_bn_on(pictures, exported, tmp_path):
+    frozen = {"MODEL__RESNETS__NORM": "FrozenBN", "MODEL__FPN__NORM": "", "SOLVER__MAX_ITER": 1}
+    cfg = tiny_config(tmp_path / "run", exported, TEST__PRECISE_BN__ENABLED=True, **frozen)
+    trainer = TransferTrainer(cfg)
+    trainer.resume_or_load(resume=False)
+    trainer.train()
+    weights = pickle.loads(Path(exported).read_bytes())["model"]
+    after = backbone_tensors(trainer.model)
+    for name in ("stem.conv1.norm.running_mean", "res4.1.conv2.norm.weight"):
+        assert torch.equal(after[name], torch.from_numpy(weights[name]))
+    assert not torch.equal(
+        after["stem.conv1.weight"], torch.from_numpy(weights["stem.conv1.weight"])
+    )
+
+
 def test_random_initialisation_is_logged(pictures, tmp_path, caplog):
     trainer = TransferTrainer(tiny_config(tmp_path / "run"))
     with caplog.at_level("INFO", "moco_d2"):
