@@ -56,7 +56,7 @@ def _run_anew(cells: list[Cell], at_once: int) -> None:
     """Run cells from their beginning; an error if one of them fails."""
     for cell in cells:
         shutil.rmtree(cell.folder, ignore_errors=True)
-    failed = run_cells(cells, places(at_once, 1), watch=Reports())
+    failed = run_cells(cells, places(at_once, 1, on_gpu=False), watch=Reports())
     if failed:
         raise RuntimeError(f"{failed[0].steps[0].name} failed: {failed[0].result['error']}")
 

@@ -43,6 +43,7 @@ class Ablation:
     detect: Sequence[str] = ()
     detect_options: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
+    on_gpu: bool = False  # whether any run needs one
 
     def cells(self) -> list[Cell]:
         """All cells, the first trial of everything first. What cannot run is in `problems`."""
@@ -127,6 +128,7 @@ class Ablation:
         except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
             self.problems.append(f"{path}: {sentence(error)}")
             return None
+        self.on_gpu |= cfg.MODEL.DEVICE != "cpu"
         return cfg
 
     def describe(self) -> dict[str, Any]:
@@ -173,9 +175,9 @@ def run_ablation(ablation: Ablation, at_once: int, command: str) -> int:
         raise UserError(f"there is no grid {unknown[0]!r}: give some of {', '.join(GRIDS)}")
     if ablation.seeds < 1:
         raise UserError(f"--seeds is {ablation.seeds}; it must be at least 1")
-    slots = places(at_once, ablation.num_gpus)
     cells = ablation.cells()
     refuse(ablation.problems)
+    slots = places(at_once, ablation.num_gpus, ablation.on_gpu)
     about = {**ablation.describe(), "title": "Ablations", "command": command}
     print(f"{len(cells)} cells in {ablation.root}, {at_once} at a time", flush=True)
     with only_runner(ablation.root):

@@ -6,7 +6,6 @@ import sys
 from datetime import date
 from pathlib import Path
 
-import torch
 from tabulate import tabulate
 
 from moco_d2.engine.signals import Stopped
@@ -38,7 +37,7 @@ def run_benchmark(plan: Plan, at_once: int, command: str, dry_run: bool = False)
         UserError: something in the plan cannot work.
         Stopped: on a signal; the same command goes on.
     """
-    slots = places(at_once, plan.num_gpus)
+    slots = places(at_once, plan.num_gpus, plan.on_gpu)
     sizes = check(plan, at_once)
     refuse(plan.problems)
     print(plan_text(plan, sizes, at_once), flush=True)
@@ -110,6 +109,7 @@ def plan_text(plan: Plan, sizes: dict[str, str], at_once: int) -> str:
     done = sum(cell.status == DONE for cell in plan.cells)
     left = [cell for cell in plan.cells if cell.status != DONE]
     iterations = sum(cell.iterations - cell.iterations_done() for cell in left)
+    kind = "GPU(s)" if plan.on_gpu else "CPU process(es)"
     few = [f"few labels: {words}"] if (words := few_words(plan.few_label)) else []
     counts = f"{len(plan.tasks)} task(s) x {len(plan.inits)} initialisation(s) x {plan.trials}"
     return "\n".join(
@@ -120,7 +120,7 @@ def plan_text(plan: Plan, sizes: dict[str, str], at_once: int) -> str:
             "",
             f"{counts} trial(s) = {len(plan.cells)} cells in {plan.root}, {done} of them done",
             *few,
-            f"each on {plan.num_gpus} {_device(plan)}, {at_once} at a time",
+            f"each on {plan.num_gpus} {kind}, {at_once} at a time",
             f"to do: {iterations} iterations; {_time(plan, left, at_once)}",
             f"disk: {sizes['disk']}",
         ]
@@ -138,10 +138,6 @@ def _time(plan: Plan, left: list[Cell], at_once: int) -> str:
     seconds = sum((c.iterations - c.iterations_done()) * measured[c.group] for c in left)
     shown = ", ".join(f"{group} {pace:.3g} s" for group, pace in measured.items())
     return f"some {duration(seconds / at_once)}, by what was measured here per iteration: {shown}"
-
-
-def _device(plan: Plan) -> str:
-    return "GPU(s)" if torch.cuda.is_available() else "CPU process(es)"
 
 
 def _remove_intermediate_checkpoints(folder: Path) -> None:

@@ -40,21 +40,22 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def places(at_once: int, num_gpus: int) -> list[dict[str, str]]:
+def places(at_once: int, num_gpus: int, on_gpu: bool) -> list[dict[str, str]]:
     """Environment variables of the runs that go on at the same time: each has GPUs of its own;
     without GPUs, each process has one thread, since several of one thread beat one of several.
 
     Args:
         num_gpus: of each run; processes on a CPU.
+        on_gpu: whether the runs' MODEL.DEVICE is a GPU.
 
     Raises:
         UserError: there are not so many GPUs.
     """
     if at_once < 1:
         raise UserError(f"--jobs is {at_once}; it must be at least 1")
-    count = torch.cuda.device_count()
-    if count == 0:
+    if not on_gpu:
         return [{"OMP_NUM_THREADS": os.getenv("OMP_NUM_THREADS", "1")}] * at_once
+    count = torch.cuda.device_count()
     if at_once * num_gpus > count:
         raise UserError(
             f"--jobs {at_once} runs of --num-gpus {num_gpus} need {at_once * num_gpus} GPUs, and "

@@ -86,6 +86,11 @@ class Plan:
     configs: dict[tuple[str, str], CfgNode] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any run needs a GPU."""
+        return any(cfg.MODEL.DEVICE != "cpu" for cfg in self.configs.values() if cfg is not None)
+
     def config(self, task: Task) -> CfgNode | None:
         """The config of a task from the first initialisation that it can start from."""
         found = (self.configs.get((task.name, init.name)) for init in self.inits)

@@ -68,8 +68,7 @@ def run_cells(
         try:
             while running or (waiting and not stop_requested()):
                 while waiting and free and not stop_requested():
-                    run = _begin(waiting.pop(0), free.pop(0))
-                    running.append(run)
+                    running.append(_Run(waiting.pop(0), free.pop(0)))
                 if stop_requested():
                     for run in running:
                         run.ask_to_stop()
@@ -141,6 +140,7 @@ class _Run:
     _log: Path | None = None
     _log_begin: int = 0
     _asked: bool = False
+    _told: bool = False
 
     def advance(self) -> bool:
         """Look after the run; False when it has ended."""
@@ -177,8 +177,12 @@ class _Run:
     def _start_first(self) -> bool:
         if self._asked:
             return self._leave()
+        self.cell.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.cell.folder)
-        if self._lock is None:  # a run that a killed runner has left is saving
+        if self._lock is None:
+            if not self._told:
+                print(f"{self.cell.name}: a run of an earlier start is still saving", flush=True)
+            self._told = True
             return True
         error = _changed_file(self.cell.files)
         if error is not None:
@@ -217,11 +221,6 @@ class _Run:
         if self._lock is not None:
             os.close(self._lock)
         return False
-
-
-def _begin(cell: Cell, place: Mapping[str, str]) -> _Run:
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    return _Run(cell, place)
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:

@@ -133,10 +133,11 @@ def test_few_labels_reach_every_run_and_are_checked(datasets, tmp_path, monkeypa
 def test_runs_at_the_same_time_have_gpus_of_their_own(monkeypatch):
     monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4")
-    shares = [place["CUDA_VISIBLE_DEVICES"] for place in machine.places(2, num_gpus=2)]
+    shares = [place["CUDA_VISIBLE_DEVICES"] for place in machine.places(2, 2, on_gpu=True)]
     assert shares == ["7,6", "5,4"]
+    assert not any("CUDA" in key for place in machine.places(9, 2, on_gpu=False) for key in place)
     with pytest.raises(UserError, match="--jobs 3 runs of --num-gpus 2 need 6 GPUs, and there are"):
-        machine.places(3, num_gpus=2)
+        machine.places(3, 2, on_gpu=True)
 
 
 def run(root: str, backbone: str, datasets: str) -> None:
