@@ -88,15 +88,16 @@ def relative_difference(a: dict, b: dict, prefix: str) -> float:
 @pytest.mark.parametrize(
     ("trainer_class", "method", "processes", "workers", "parts", "tolerance"),
     [
+        # float32: rounding grows from step to step, with a head's batch norms beyond 1e-4.
         (PretrainTrainer, "v1", 2, 0, 1, 1e-4),
         (PretrainTrainer, "v1", 1, 2, 4, 1e-4),
         (PretrainTrainer, "v2", 2, 1, 2, 1e-4),
         (PretrainTrainer, "v2", 4, 0, 1, 1e-4),
         (PretrainTrainer, "v2", 1, 0, 2, 1e-4),
         (Float64Trainer, "v1", 1, 0, 4, 1e-9),
-        (PretrainTrainer, "v3", 2, 0, 1, 1e-4),
-        (PretrainTrainer, "v3 in groups", 1, 0, 4, 1e-4),
-        (PretrainTrainer, "v3 ViT", 2, 0, 1, 1e-4),
+        (Float64Trainer, "v3", 2, 0, 1, 1e-9),
+        (Float64Trainer, "v3 in groups", 1, 0, 4, 1e-9),
+        (Float64Trainer, "v3 ViT", 2, 0, 1, 1e-9),
         (Float64Trainer, "v2", 2, 0, 2, 1e-9),
     ],
 )
