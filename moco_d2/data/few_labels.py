@@ -10,7 +10,9 @@ from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 
 
-def few_images(count: int, few: float, seed: int, part: int = 0) -> np.ndarray:
+def few_images(
+    count: int, few: float, seed: int, part: int = 0, key: str = "DATASETS.FEW_LABELS"
+) -> np.ndarray:
     """Draw a subset of a data set.
 
     Args:
@@ -18,6 +20,7 @@ def few_images(count: int, few: float, seed: int, part: int = 0) -> np.ndarray:
         few: how much is kept, see the head of this file.
         seed: what is drawn depends on it, on `count` and on `part` alone.
         part: number of one of several independent draws.
+        key: what says how much is kept, for errors.
 
     Returns:
         int64, rising numbers of images, 0 to count - 1.
@@ -25,17 +28,19 @@ def few_images(count: int, few: float, seed: int, part: int = 0) -> np.ndarray:
     Raises:
         UserError: `few` is negative, no whole number from 1 on, or more than there are.
     """
-    kept = _number(count, few)
+    kept = _number(count, few, key)
     order = generator(Stream.FEW_LABELS, seed, part).permutation(count)
     return np.sort(order[:kept])
 
 
-def few_per_class(labels: np.ndarray, few: float, seed: int) -> np.ndarray:
+def few_per_class(
+    labels: np.ndarray, few: float, seed: int, key: str = "DATASETS.FEW_LABELS"
+) -> np.ndarray:
     """Draw a subset that keeps the same share, or as many images, of every class.
 
     Args:
         labels: int64 (N,), 0 or more.
-        few, seed: as for :func:`few_images`, for each class.
+        few, seed, key: as for :func:`few_images`, for each class.
 
     Returns:
         int64, rising numbers of images, 0 to N - 1.
@@ -46,14 +51,14 @@ def few_per_class(labels: np.ndarray, few: float, seed: int) -> np.ndarray:
     by_class = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))
     members = np.split(by_class, starts)[1:]
-    kept = [m[few_images(len(m), few, seed, int(labels[m[0]]))] for m in members]
+    kept = [m[few_images(len(m), few, seed, int(labels[m[0]]), key)] for m in members]
     return np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=np.int64)
 
 
-def _number(count: int, few: float) -> int:
+def _number(count: int, few: float, key: str) -> int:
     if few < 0 or (few >= 1 and few != int(few)):
         raise UserError(
-            f"DATASETS.FEW_LABELS is {few:g}: give 0 for all labels, a share below 1, or a whole "
+            f"{key} is {few:g}: give 0 for all labels, a share below 1, or a whole "
             "number of images"
         )
     if few == 0:
@@ -62,7 +67,7 @@ def _number(count: int, few: float) -> int:
         return max(1, round(few * count))
     if few > count:
         raise UserError(
-            f"DATASETS.FEW_LABELS is {few:g}, and there are only {count} images to draw from (of a "
+            f"{key} is {few:g}, and there are only {count} images to draw from (of a "
             "class, in classification): give no more than that, or a share below 1"
         )
     return int(few)

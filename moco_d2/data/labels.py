@@ -30,13 +30,16 @@ def load_labelled_index(names: Sequence[str], key: str) -> ImageIndex:
     return index
 
 
-def with_classes(index: ImageIndex, classes: Sequence[str], name: str) -> ImageIndex:
+def with_classes(
+    index: ImageIndex, classes: Sequence[str], name: str, trained_on: str = "DATASETS.TRAIN"
+) -> ImageIndex:
     """The same images with labels that are numbers in `classes`.
 
     Args:
         index: labelled images, of some or all of these classes.
         classes: class names that a model was trained with.
         name: what the config calls the images, for errors.
+        trained_on: what names the images that the classes are from, for errors.
 
     Raises:
         UserError: an image is of another class.
@@ -49,7 +52,7 @@ def with_classes(index: ImageIndex, classes: Sequence[str], name: str) -> ImageI
     if strange:
         shown = ", ".join(strange[:3]) + (" and others" if len(strange) > 3 else "")
         raise UserError(
-            f"{name} has images of {len(strange)} class(es) that DATASETS.TRAIN does not have "
+            f"{name} has images of {len(strange)} class(es) that {trained_on} does not have "
             f"({shown}): classes are matched by name, so give both sets the same names"
         )
     translate = np.array([number.get(class_name, -1) for class_name in index.classes])

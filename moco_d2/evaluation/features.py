@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -23,6 +23,23 @@ _MAX_BATCH = 256
 
 
 @torch.no_grad()
+def feature_batches(
+    model: Callable[[dict], Tensor], index: ImageIndex, indices: np.ndarray, **options
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features of the centre crops of images, batch by batch, on the CPU.
+
+    Args:
+        model: maps `{"image": uint8 (n, C, H, W)}` to (n, features); in eval mode.
+        indices: int64 (M,) into the index.
+        options: of :func:`build_eval_loader`.
+
+    Yields:
+        int64 (n,), which images, and float32 (n, features). Unreadable images are left out.
+    """
+    for batch in build_eval_loader(index, indices=indices, **options):
+        yield batch["index"], model(batch).float().cpu()
+
+
 def extract_features(
     model: Callable[[dict], Tensor], cfg: CfgNode, index: ImageIndex, indices: np.ndarray
 ) -> tuple[Tensor, Tensor]:
@@ -40,23 +57,23 @@ def extract_features(
         UserError: none can be read, or too many cannot.
     """
     rank, world_size = comm.get_rank(), comm.get_world_size()
-    loader = build_eval_loader(
+    mine = feature_batches(
+        model,
         index,
+        indices[rank::world_size],
         size=cfg.INPUT.VIEWS.SIZE,
         batch_size=min(_MAX_BATCH, max(1, cfg.SOLVER.IMS_PER_BATCH // world_size)),
-        indices=indices[rank::world_size],
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         **pixel_options(cfg),
     )
-    parts = [(model(batch).float().cpu(), batch["label"], batch["index"]) for batch in loader]
-    parts = [part for share in comm.all_gather(parts) for part in share]
-    if not parts:
+    batches = [batch for part in comm.all_gather(list(mine)) for batch in part]
+    if not batches:
         raise UserError("none of the images to evaluate can be read; the log says why")
-    features, labels, shown = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    shown, features = (torch.cat(parts) for parts in zip(*batches, strict=True))
     sorter = np.argsort(indices)
     position = sorter[np.searchsorted(indices, shown.numpy(), sorter=sorter)]
     order = torch.from_numpy(np.argsort(position))
-    return features[order], labels[order]
+    return features[order], torch.from_numpy(index.labels[shown[order].numpy()])
 
 
 def knn_sets(cfg: CfgNode) -> tuple[ImageIndex | None, dict[str, ImageIndex]]:

@@ -9,8 +9,9 @@ from support import tiny_pretrain_config
 
 from moco_d2.data.datasets import load_image_index
 from moco_d2.engine.trainer import PretrainTrainer
+from moco_d2.evaluation import knn
 from moco_d2.evaluation.features import _subset, extract_features
-from moco_d2.evaluation.knn import accuracy, knn_predict
+from moco_d2.evaluation.knn import accuracy, knn_predict, nearest_neighbours
 
 
 def reference_votes(bank, labels, query, k, temperature, num_classes):
@@ -31,6 +32,29 @@ def test_votes_equal_brute_force(k):
     for row, query in zip(ranked, queries, strict=True):
         votes = reference_votes(bank.numpy(), labels.numpy(), query.numpy(), k, 0.07, 4)
         assert (np.diff(votes[row.numpy()]) <= 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 30])
+def test_of_equally_near_neighbours_the_first_in_the_bank_are_nearer(k, monkeypatch):
+    """Each feature is there four times, and as many queries as one product may not hold."""
+    monkeypatch.setattr(knn, "_SIMILARITIES", 100)
+    rng = np.random.default_rng(0)
+    # Exact in floating point, so that ties are.
+    bank = np.tile(np.eye(6)[rng.permutation(6)] * [1, 1, 1, -1, -1, -1], (4, 1))
+    queries = np.array([[0.6, 0.8, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0.6, 0, 0.8, 0, 0]] * 3)
+    similarity, index = nearest_neighbours(*map(torch.from_numpy, (bank, queries)), k)
+    expected = queries @ bank.T
+    order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(index.numpy(), order)
+    np.testing.assert_array_equal(similarity.numpy(), np.take_along_axis(expected, order, 1))
+
+
+def test_of_equal_votes_the_lower_class_wins_and_cold_votes_do_not_overflow():
+    bank = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([2, 1, 0])
+    for temperature in (1.0, 1e-3):
+        ranked = knn_predict(bank, labels, bank[:1], k=3, temperature=temperature, num_classes=4)
+        assert ranked.tolist() == [[1, 2, 0, 3]]
 
 
 def test_an_image_does_not_vote_for_itself():

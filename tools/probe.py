@@ -1,0 +1,166 @@
+#!/usr/bin/env python
+"""Are these features any good? kNN and linear classification of frozen features, in minutes.
+
+examples:
+  # a finished pretraining beside another project's weights, on your folders of classes
+  tools/probe.py --train mine/train --val mine/val --output output/probe \\
+      --init moco=output/moco_pretrain/model_final.pth --init supervised=resnet50-0676ba61.pth
+
+  # beside random weights of the config's architecture, on ImageNet, with 8 GPUs
+  tools/probe.py --train imagenet_train --val imagenet_val --num-gpus 8 --workers 12 \\
+      --init moco=moco_r50.pkl --init random --config configs/moco_pretrain.yaml \\
+      --output output/probe
+
+  # with 1 % of the labels, or 10 images of each class; the features are those of the last call
+  tools/probe.py ... --few-labels 0.01
+  tools/probe.py ... --few-labels 10
+
+  # the built-in data set, as rendered by `make demo`
+  DETECTRON2_DATASETS=output/demo/datasets tools/probe.py \\
+      --train moco_demo_objects_train --val moco_demo_objects_val --size 48 \\
+      --init moco=output/demo/pretrain/model_final.pth --init random \\
+      --config configs/demo/moco_pretrain.yaml --output output/demo/probe
+
+Files are those that tools/convert_weights.py reads; sets are named as in DATASETS.TRAIN, and each
+image needs a class. Features of the centre crops are computed once and kept under OUTPUT/features:
+the same command goes on after a stop or a kill. Written are results.json and a picture of the
+confusions of each. Trailing KEY VALUE pairs change the config of the random weights.
+"""
+
+import argparse
+import os
+import re
+import sys
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in tools/train_net.py
+
+import torch
+from detectron2.config import get_cfg
+from detectron2.utils.logger import setup_logger
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from moco_d2 import add_moco_config
+from moco_d2.engine.environment import find_job
+from moco_d2.engine.setup import sentence
+from moco_d2.errors import UserError
+from moco_d2.evaluation.frozen_features import (
+    FrozenFeatures,
+    features_from_file,
+    random_features,
+)
+from moco_d2.evaluation.probe import Settings, describe, load_sets, run_probe
+
+RANDOM = "random"
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    setup_logger(name="moco_d2")
+    try:
+        job = find_job(args.num_gpus)
+        if job.local_rank is not None:
+            raise UserError("start tools/probe.py by itself: --num-gpus says how many processes")
+        settings = settings_of(args)
+        sets = load_sets(args.train, args.val, settings.few_labels, settings.seed)
+        networks = networks_of(args)
+    except (ValueError, KeyError, AssertionError, OSError) as error:
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return 2
+    try:
+        print(describe(run_probe(networks, sets, args.output, settings, job)))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--train", nargs="+", required=True, metavar="NAME", help="who votes and is trained on")
+    add("--val", nargs="+", required=True, metavar="NAME", help="who is classified")
+    add("--init", action="append", required=True, help="NAME=FILE, or random; several times")
+    add("--output", required=True, metavar="DIR", help="for features, results and pictures")
+    add("--config", metavar="FILE.yaml", help="of the random weights")
+    add("--size", type=int, default=Settings.size, help="of the centre crops (default: 224)")
+    add("--deep-range", type=int, nargs=2, metavar="VALUE", help="INPUT.DEEP_RANGE, for 16 bits")
+    add("--few-labels", type=float, default=0.0, help="a share of each class, or so many images")
+    add("--learning-rates", type=float, nargs="+", metavar="LR", help="a head for each")
+    add("--epochs", type=int, default=Settings.epochs, help="of the heads (default: 100)")
+    add("--standardise", action="store_true", help="channels of mean 0 and std 1 for the heads")
+    add("--seed", type=int, default=0, help="of random weights, few labels and heads")
+    add("--num-gpus", type=int, default=1, help="processes for the features")
+    add("--workers", type=int, help="that load images, of each process (default: 4, 0 on a CPU)")
+    add("--device", help="cuda or cpu (default: cuda where there is one)")
+    group = parser.add_argument_group("reading weights, as in tools/convert_weights.py")
+    group.add_argument("--from", dest="source_format", metavar="FORMAT")
+    group.add_argument("--encoder", choices=("query", "key"), help="of files with several")
+    group.add_argument("--num-heads", type=int, metavar="N")
+    group.add_argument("--unsafe-pickle", action="store_true")
+    add("options", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="for the config")
+    return parser
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    rates = tuple(args.learning_rates or Settings.learning_rates)
+    if len({f"{rate:g}" for rate in rates}) < len(rates) or min(rates) <= 0:
+        raise UserError(f"--learning-rates are {rates}: give different numbers above 0")
+    if args.epochs < 1:
+        raise UserError(f"--epochs is {args.epochs}: give at least 1")
+    return Settings(
+        size=args.size,
+        deep_range=tuple(args.deep_range or Settings.deep_range),
+        few_labels=args.few_labels,
+        learning_rates=rates,
+        epochs=args.epochs,
+        standardised=args.standardise,
+        seed=args.seed,
+        num_workers=(0 if device == "cpu" else 4) if args.workers is None else args.workers,
+        device=device,
+    )
+
+
+def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
+    """The backbone of each --init, by name."""
+    networks = {}
+    for text in args.init:
+        name, _, path = text.partition("=")
+        if not re.fullmatch(r"[\w.+-]+", name) or (name == RANDOM) == bool(path):
+            raise UserError(
+                f"--init {text!r}: give NAME=FILE with a name of letters, digits and ._+-, or "
+                f"{RANDOM!r} alone"
+            )
+        if name in networks:
+            raise UserError(f"--init {text!r}: {name!r} is there twice; give another name")
+        networks[name] = _from_file(args, path) if path else _random(args)
+    return networks
+
+
+def _from_file(args: argparse.Namespace, path: str) -> FrozenFeatures:
+    return features_from_file(
+        path,
+        source_format=args.source_format,
+        encoder=args.encoder,
+        num_heads=args.num_heads,
+        unsafe_pickle=args.unsafe_pickle,
+    )
+
+
+def _random(args: argparse.Namespace) -> FrozenFeatures:
+    if not args.config:
+        raise UserError("--init random needs --config, which says of which architecture")
+    cfg = get_cfg()
+    add_moco_config(cfg)
+    cfg.merge_from_file(args.config)
+    cfg.merge_from_list(args.options)
+    return random_features(cfg, args.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
