@@ -37,12 +37,12 @@ def check(plan: Plan, at_once: int) -> dict[str, str]:
         cfg = plan.config(task)
         if cfg is None:
             continue
-        for name in {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST}:
-            images = _attempt(plan, dataset_size, name)
-            if images is not None:
-                sizes[name] = f"{images} images"
-                if name in cfg.DATASETS.TRAIN and len(cfg.DATASETS.TRAIN) == 1:
-                    _attempt(plan, few_images, images, cfg.DATASETS.FEW_LABELS, 0)
+        names = dict.fromkeys((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+        images = {name: _attempt(plan, dataset_size, name) for name in names}
+        sizes |= {name: f"{count} images" for name, count in images.items()}
+        training = [images[name] for name in cfg.DATASETS.TRAIN]
+        if None not in training:
+            _attempt(plan, few_images, sum(training), cfg.DATASETS.FEW_LABELS, 0)
         model = _attempt(plan, _build, cfg)
         if model is not None:
             needed += _checkpoints_bytes(plan, task, cfg, model, at_once)
