@@ -19,8 +19,9 @@ from moco_d2.transfer.cells import REPOSITORY, Cell, training_step
 from moco_d2.transfer.machine import cores, places, processor
 from moco_d2.transfer.runner import run_cells
 from moco_d2.transfer.statistics import spread
-from moco_d2.visualization.curves import draw_pretraining_curves
+from moco_d2.visualization.curves import draw_curves
 from moco_d2.visualization.detections import draw_detections
+from moco_d2.visualization.metrics import read_runs
 from moco_d2.visualization.views import draw_view_pairs
 
 PRETRAIN_CONFIG = REPOSITORY / "configs/demo/moco_pretrain.yaml"
@@ -129,7 +130,7 @@ def run_demo(
         "detections": root / "detections.png",
     }
     draw_view_pairs(cfg, str(pictures["views"]))
-    draw_pretraining_curves(str(root / "pretrain/metrics.json"), str(pictures["curves"]))
+    draw_curves(read_runs([str(root / "pretrain")])).savefig(pictures["curves"], dpi=110)
     detectors = {title: _trained(cells[title, 1].folder) for title in knn}
     draw_detections(detectors, "moco_demo_scenes_test", str(pictures["detections"]))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from moco_d2.checkpoint.files import replaced_file
 from moco_d2.engine.setup import EVALUATION
-from moco_d2.visualization.curves import read_metrics
+from moco_d2.visualization.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN_NET = REPOSITORY / "tools/train_net.py"

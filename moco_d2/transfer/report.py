@@ -12,9 +12,10 @@ from moco_d2.checkpoint.files import replaced_file
 from moco_d2.transfer.cells import write_json
 from moco_d2.transfer.report_content import content, row_word
 from moco_d2.transfer.report_html import to_html
-from moco_d2.transfer.report_plots import draw_bars, draw_curves, to_svg
+from moco_d2.transfer.report_plots import draw_bars, draw_curves
 from moco_d2.transfer.report_text import to_csv, to_markdown
 from moco_d2.transfer.summary import read_results
+from moco_d2.visualization.style import to_svg
 
 BARS = "{metric} by {row}. Bars: means; whiskers: ± one standard deviation; dots: trials"
 PUBLISHED = "; triangles: published, hollow where unverified"

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from moco_d2.transfer.report_content import Entry, Section, Table, last_line
-from moco_d2.transfer.report_plots import COLOURS
+from moco_d2.visualization.style import COLOURS
 
 STYLES = Path(__file__).with_name("report.css")
 _LONG = 36  # characters from which a field may take two lines

@@ -1,70 +1,42 @@
 """Plots of a report: bars of the trials' means, and a metric over the iterations."""
 
-import io
-import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # files only, so that no display is needed
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from moco_d2.transfer.summary import finished, inits_of, read_curve
+from moco_d2.visualization.style import INK, STYLE, colour, dashes
 
-# (On a light page, on a dark page) for each initialisation, told apart by colour-blind eyes (after
-# Okabe and Ito). A plot's SVG calls them var(--series-N), and PNGs have the first of each.
-COLOURS = (
-    ("#7d7d7d", "#a3a3a3"),
-    ("#0072b2", "#4fb0e8"),
-    ("#d55e00", "#f58a45"),
-    ("#009e73", "#2fc79b"),
-    ("#a8578a", "#dd93bf"),
-    ("#b8860b", "#e3b341"),
-    ("#5b5bd6", "#9a9aff"),
-)
-_INK = "#1f2328"
 _WIDTH = 4.8  # inches
-_STYLE = {
-    "font.size": 9.5,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "moco_d2",
-}
 
 
 def draw_bars(results: dict[str, Any], task: dict[str, Any]) -> Figure:
     """Mean, spread and every trial of the first metric, by initialisation; published values."""
     rows = {r["init"]: r for r in _rows(results, task)}
     inits = [init["name"] for init in inits_of(results, task)]
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(_WIDTH, 0.75 + 0.4 * len(inits)), layout="constrained")
         for i, name in enumerate(inits):
             if name not in rows:
                 axis.annotate("no result", (0, i), (6, 0), textcoords="offset points", va="center")
                 continue
-            row, colour = rows[name], _colour(i)
-            axis.barh(i, row["mean"], height=0.56, color=colour, alpha=0.5, zorder=1)
+            row = rows[name]
+            axis.barh(i, row["mean"], height=0.56, color=colour(i), alpha=0.5, zorder=1)
             top = row["mean"]
             if row["std"] is not None:
                 # Thin and capped: the dots of the trials stay visible.
-                axis.errorbar(row["mean"], i, xerr=row["std"], color=_INK, capsize=3, zorder=3)
+                axis.errorbar(row["mean"], i, xerr=row["std"], color=INK, capsize=3, zorder=3)
                 top = max(row["mean"] + row["std"], *row["values"])
             offsets = np.linspace(-0.16, 0.16, row["n"]) if row["n"] > 1 else [0.0]
-            axis.scatter(row["values"], i + np.array(offsets), s=13, color=colour, zorder=2)
+            axis.scatter(row["values"], i + np.array(offsets), s=13, color=colour(i), zorder=2)
             if row["published"]:
                 # Points at the bar from above, so that it covers no trial.
-                face = _INK if row["published"]["verified"] else "none"
+                face = INK if row["published"]["verified"] else "none"
                 place = ([row["published"]["value"]], [i - 0.37])
-                axis.scatter(*place, s=26, marker="v", facecolor=face, edgecolors=_INK, zorder=4)
+                axis.scatter(*place, s=26, marker="v", facecolor=face, edgecolors=INK, zorder=4)
             axis.annotate(
                 _short(row["mean"]), (top, i), (9, 0), textcoords="offset points", va="center"
             )
@@ -95,18 +67,17 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
             lines.append((i, init["name"], common, values))
     if not lines:
         return None
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(_WIDTH, 2.6 + 0.1 * len(lines)), layout="constrained")
         for i, name, iterations, values in lines:
             mean = values.mean(axis=0)
-            style = ("-", "--", ":")[i // len(COLOURS) % 3]
             axis.plot(
-                iterations, mean, style, color=_colour(i), marker="o", markersize=3, label=name
+                iterations, mean, dashes(i), color=colour(i), marker="o", markersize=3, label=name
             )
             if len(values) > 1:
                 std = values.std(axis=0, ddof=1)
                 axis.fill_between(
-                    iterations, mean - std, mean + std, color=_colour(i), alpha=0.2, linewidth=0
+                    iterations, mean - std, mean + std, color=colour(i), alpha=0.2, linewidth=0
                 )
         axis.set_ylim(bottom=0)
         axis.set_xlim(left=0)
@@ -118,35 +89,6 @@ def draw_curves(results: dict[str, Any], task: dict[str, Any], root: Path) -> Fi
     return figure
 
 
-def to_svg(figure: Figure, prefix: str) -> str:
-    """A figure as an SVG element that takes its colours and font from the page around it.
-
-    Args:
-        prefix: of its ids, which must be unique in a page.
-    """
-    stream = io.StringIO()
-    with plt.rc_context(_STYLE):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\s(xmlns(:\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
-    svg = svg.replace("xlink:href", "href")
-    used = set(re.findall(r'(?:href="|url\()#([\w-]+)', svg))
-    svg = re.sub(
-        r'\sid="([^"]+)"',
-        lambda match: f' id="{prefix}-{match[1]}"' if match[1] in used else "",
-        svg,
-    )
-    svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", svg)
-    svg = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--font)", svg)
-    svg = svg.replace(_INK, "currentColor")
-    for i, (light, _) in enumerate(COLOURS):
-        svg = svg.replace(light, f"var(--series-{i})")
-    return svg
-
-
 def _rows(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]:
     wanted = (task["name"], task["metric"])
     return [row for row in results["summary"] if (row["task"], row["metric"]) == wanted]
@@ -154,7 +96,3 @@ def _rows(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]
 
 def _short(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-
-
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)][0]

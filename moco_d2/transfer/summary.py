@@ -12,7 +12,7 @@ from moco_d2.transfer.cells import DONE, read_json
 from moco_d2.transfer.protocol import departures, load_config
 from moco_d2.transfer.published import published_results
 from moco_d2.transfer.statistics import difference, spread, verdict
-from moco_d2.visualization.curves import read_metrics
+from moco_d2.visualization.metrics import read_metrics
 
 RANDOM, SUPERVISED = "random", "supervised"
 
