@@ -60,7 +60,7 @@ class Progress:
             for cell in self._cells
             if cell.status is None
         ]
-        return max([sum(left) / self._at_once, *left[:1]]) if left else 0.0
+        return max(sum(left) / self._at_once, *left, 0.0)
 
     def _paces(self, done: dict[str, int], running: Sequence[Cell]) -> dict[str, float]:
         begun = [(cell, *self._seen[cell.name]) for cell in running if cell.name in self._seen]
