@@ -128,6 +128,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
     """The backbone of each --init, by name."""
+    if (args.config or args.options) and RANDOM not in args.init:
+        given = " ".join([args.config or "", *args.options]).strip()
+        raise UserError(f"{given!r} is for the config of --init random, which is not there")
     networks = {}
     for text in args.init:
         name, _, path = text.partition("=")

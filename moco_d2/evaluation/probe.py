@@ -132,27 +132,32 @@ def run_probe(
     for network in networks.values():
         network.check_size(settings.size)
     _make_folder(output)
-    root = str(Path(output, "features"))
-    work = []
-    for name, network in networks.items():
-        for set_name, images in sets.items():
-            store = _store(root, network, images, settings)
-            missing = store.missing(images.wanted)
-            logger.info(
-                f"{name}, {set_name}: {len(images.wanted)} images, of "
-                f"{len(images.wanted) - len(missing)} the features are in {store.folder}"
-            )
-            if len(missing):
-                work.append((f"{name}, {set_name}", network, images.index, missing, store))
+    stores = {
+        (name, part): _store(output, network, images, settings)
+        for name, network in networks.items()
+        for part, images in sets.items()
+    }
+    work = {}  # by folder: weights may be there under two names, and images in both sets
+    for (name, part), store in stores.items():
+        wanted = sets[part].wanted
+        missing = store.missing(wanted)
+        logger.info(
+            f"{name}, {part}: {len(wanted)} images, of {len(wanted) - len(missing)} the features "
+            f"are in {store.folder}"
+        )
+        if len(missing):
+            if store.folder in work:
+                missing = np.union1d(work[store.folder][3], missing)
+            title = f"{name}, {part}"
+            work[store.folder] = (title, networks[name], sets[part].index, missing, store)
     if work:
-        launch(_extract, job, settings.device, (work, settings))
-    classes, results = sets["train"].index.classes, {}
+        launch(_extract, job, settings.device, (list(work.values()), settings))
+    results = {}
     for name, network in networks.items():
         train, val = (
-            _labelled(_store(root, network, images, settings), images, settings.device)
-            for images in (sets["train"], sets["val"])
+            _labelled(stores[name, part], sets[part], settings.device) for part in ("train", "val")
         )
-        results[name], confusion = _judge(name, train, val, classes, settings)
+        results[name] = _judge(name, train, val, sets["train"].index.classes, settings, output)
         results[name] |= {
             "features": train.features.shape[1],
             "architecture": network.title,
@@ -160,14 +165,11 @@ def run_probe(
             "fingerprint": network.fingerprint,
             "images": {"train": len(train.labels), "val": len(val.labels)},
         }
-        rate = results[name]["best"]["linear"]["learning_rate"]
-        title = f"{name}, linear, lr {rate:g}"
-        draw_confusion(confusion, classes, str(Path(output, f"confusion_{name}.png")), title)
     counts = np.bincount(sets["val"].index.labels)
     content = {
-        "sets": {name: images.names for name, images in sets.items()},
+        "sets": {part: images.names for part, images in sets.items()},
         "settings": asdict(settings),
-        "classes": len(classes),
+        "classes": len(sets["train"].index.classes),
         "most_frequent_class": 100 * float(counts.max() / counts.sum()),
         "results": results,
     }
@@ -194,7 +196,7 @@ def _make_folder(output: str) -> None:
 
 
 def _store(
-    root: str, network: FrozenFeatures, images: ImageSet, settings: Settings
+    output: str, network: FrozenFeatures, images: ImageSet, settings: Settings
 ) -> FeatureStore:
     about = {
         "weights": network.fingerprint,
@@ -203,7 +205,7 @@ def _store(
         "deep_range": list(settings.deep_range),
         "view": "center_crop",
     }
-    return FeatureStore(root, about)
+    return FeatureStore(Path(output, "features"), about)
 
 
 def _extract(work: list[tuple], settings: Settings) -> None:
@@ -278,15 +280,33 @@ def _labelled(store: FeatureStore, images: ImageSet, device: str) -> Labelled:
 
 
 def _judge(
-    name: str, train: Labelled, val: Labelled, classes: Sequence[str], settings: Settings
-) -> tuple[dict[str, Any], np.ndarray]:
+    name: str,
+    train: Labelled,
+    val: Labelled,
+    classes: Sequence[str],
+    settings: Settings,
+    output: str,
+) -> dict[str, Any]:
+    """What :func:`judge` says, and the picture of it."""
     options = asdict(settings)
     chosen = ("neighbours", "temperature", "learning_rates", "epochs", "standardised", "seed")
     with _progress(None, f"{name}, linear heads", " iterations") as bar:
-        return judge(train, val, classes, progress=bar.update, **{k: options[k] for k in chosen})
+        result, confusion = judge(
+            train, val, classes, progress=bar.update, **{key: options[key] for key in chosen}
+        )
+    title = f"{name}, linear, lr {result['best']['linear']['learning_rate']:g}"
+    draw_confusion(confusion, classes, str(Path(output, f"confusion_{name}.png")), title)
+    return result
 
 
 def _progress(total: int | None, title: str, unit: str) -> tqdm:
     """A line that is renewed; where it cannot be, in a file, one every half a minute."""
     interval = 0.2 if sys.stderr.isatty() else 30.0
-    return tqdm(total=total, desc=title, unit=unit, mininterval=interval, maxinterval=interval)
+    return tqdm(
+        total=total,
+        desc=title,
+        unit=unit,
+        mininterval=interval,
+        maxinterval=interval,
+        disable=not comm.is_main_process(),
+    )

@@ -167,13 +167,15 @@ def test_images_come_in_the_channel_order_of_the_weights(tmp_path):
 def test_few_labels_are_extended_to_all(folders, tmp_path):
     """2 of 15 images of each class; then all, of which only the other 26 and no others are read."""
     network = watched()
+    both = {"own": network, "again": network}
     for few, shown in ((2.0, 4 + 10), (0.0, 26)):
         settings = dataclasses.replace(SETTINGS, few_labels=few)
         sets = load_sets([str(folders["train"])], [str(folders["val"])], few)
         network.shown = []
-        result = run_probe({"own": network}, sets, str(tmp_path), settings, Job())
+        results = run_probe(both, sets, str(tmp_path), settings, Job())["results"]
         assert sum(network.shown) == shown
-        assert result["results"]["own"]["images"]["train"] == (int(2 * few) or 30)
+        assert results["own"]["images"]["train"] == (int(2 * few) or 30)
+        assert results["again"] == results["own"]
 
 
 def _extract_on_processes(folder, images):
@@ -249,6 +251,7 @@ def test_judgements_equal_those_of_the_definitions():
     [
         (["--init", "moco=nothing.pth"], "there is no weight file nothing.pth"),
         (["--init", "random"], "--init random needs --config"),
+        (["--init", "moco=x", "SEED", "1"], "'SEED 1' is for the config of --init random"),
         (["--init", "a/b=x"], "NAME=FILE with a name of letters"),
         (["--init", "random=x"], "'random' alone"),
         (["--few-labels", "16", "--init", "random"], "--few-labels is 16, and there are only 15"),
