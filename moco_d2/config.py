@@ -166,12 +166,21 @@ def add_moco_config(cfg: CN) -> None:
     # Data type of mixed precision when SOLVER.AMP.ENABLED: "float16" (GPU only) or "bfloat16".
     cfg.SOLVER.AMP.PRECISION = "float16"
 
+    cfg.MONITORS = CN()
+    # Every so many iterations, similarities, the spread of the queries and the distance of the
+    # encoders are logged in pretraining; see docs/monitoring.md. 0: not.
+    cfg.MONITORS.PERIOD = 100
+    # The same for pictures of view pairs in TensorBoard.
+    cfg.MONITORS.PICTURE_PERIOD = 1000
+
     cfg.TEST.KNN = CN()
     # Labelled image set whose features vote on the labels of DATASETS.TEST when a pretrained
     # backbone is evaluated. "": the test set itself, each image without its own vote.
     cfg.TEST.KNN.BANK = ""
     # At most so many images of the bank, drawn once; 0: all.
     cfg.TEST.KNN.BANK_SIZE = 0
+    # At most so many images of each set of DATASETS.TEST, drawn once; 0: all.
+    cfg.TEST.KNN.TEST_SIZE = 0
     # Neighbours that vote, and the temperature of their weights exp(similarity / T).
     cfg.TEST.KNN.K = 20
     cfg.TEST.KNN.TEMPERATURE = 0.07

@@ -13,6 +13,7 @@ from detectron2.utils.logger import setup_logger
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
+from moco_d2.engine.alarms import Alarms
 from moco_d2.engine.backbones import check_backbone
 from moco_d2.engine.distributed import create_ddp_model
 from moco_d2.engine.history import ScalarHistory, forget_metrics
@@ -39,6 +40,7 @@ class BaseTrainer(DefaultTrainer):
         cfg, _ = self.effective_config(cfg, comm.get_world_size())
         self.cfg = cfg
         self.scalars = ScalarBuffer()
+        self.alarms = Alarms()
         model = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         amp = cfg.SOLVER.AMP
@@ -58,6 +60,7 @@ class BaseTrainer(DefaultTrainer):
             archive_period=cfg.SOLVER.CHECKPOINT_ARCHIVE_PERIOD,
             trainer=weakref.proxy(self),
             metrics=self._history,
+            alarms=self.alarms,
             **self.extra_state(),
         )
         self.start_iter = 0
@@ -171,6 +174,7 @@ class BaseTrainer(DefaultTrainer):
                     cfg.LOG_PERIOD,
                     cfg.DATALOADER.NUM_WORKERS,
                     comm.get_local_size(),
+                    self.alarms,
                 )
             )
         self._after_checkpoint = [Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate)]

@@ -177,10 +177,11 @@ class ImageTrainer(BaseTrainer):
 
     def train(self):
         loader = self.build_train_loader(self.cfg, self.start_iter)
-        self.data_loader = self._count_unreadable(loader)
+        self.data_loader = self.batches(loader)
         return super().train()
 
-    def _count_unreadable(self, loader: PretrainLoader) -> Iterator[dict]:
+    def batches(self, loader: PretrainLoader) -> Iterator[dict]:
+        """What the loader yields, as it is trained on."""
         for batch in loader:
             self._unreadable.update(batch.pop("unreadable"))
             yield batch

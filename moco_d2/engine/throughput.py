@@ -1,24 +1,23 @@
 """Images per second, and whether it is the loader that a run waits for."""
 
-import logging
 import os
 
 from detectron2.engine import HookBase
 
-logger = logging.getLogger(__name__)
+from moco_d2.engine.alarms import Alarms
 
 # Share of a step that may be spent waiting for images; beyond, the loader decides the speed.
 _WAITING = 0.2
 
 
 class Throughput(HookBase):
-    """Logs images per second of this process, and says once when the loader is the bottleneck.
+    """Logs images per second of this process; alarm when the loader is the bottleneck.
 
     Steps and waits are the medians of a period, so that a slow start of the workers or a save
     counts little. It comes after the hooks that log `time` and `data_time`.
     """
 
-    def __init__(self, images: int, period: int, num_workers: int, processes: int):
+    def __init__(self, images: int, period: int, num_workers: int, processes: int, alarms: Alarms):
         """
         Args:
             images: per step, of this process.
@@ -30,7 +29,7 @@ class Throughput(HookBase):
         self._period = period
         self._num_workers = num_workers
         self._processes = processes
-        self._said = False
+        self._alarms = alarms
 
     def after_step(self):
         done = self.trainer.iter + 1
@@ -45,9 +44,8 @@ class Throughput(HookBase):
             "[metric]images_per_second", self._images / step, smoothing_hint=False
         )
         started = done - self.trainer.start_iter > self._period  # the first period is the start's
-        if started and not self._said and waiting > _WAITING * step:
-            self._said = True
-            logger.warning(self._message(waiting, step))
+        if started and waiting > _WAITING * step:
+            self._alarms.sound("loader", self._message(waiting, step))
 
     def _message(self, waiting: float, step: float) -> str:
         cores = len(os.sched_getaffinity(0)) // self._processes

@@ -3,9 +3,11 @@
 from moco_d2.checkpoint.loading import convention_of_weights, load_pretraining_weights_
 from moco_d2.engine import recipe
 from moco_d2.engine.follow_weights import follow_convention
+from moco_d2.engine.health import Health
 from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
 from moco_d2.engine.images import ImageTrainer
-from moco_d2.engine.mechanism import resolve_bank_size
+from moco_d2.engine.mechanism import directions, resolve_bank_size
+from moco_d2.engine.monitors import Monitors
 from moco_d2.evaluation.features import evaluate_knn, knn_sets
 
 
@@ -42,7 +44,24 @@ class PretrainTrainer(ImageTrainer):
     def step_hooks(self):
         moco = self.cfg.MODEL.MOCO
         update = KeyEncoderUpdate(self.model, moco.MOMENTUM, moco.MOMENTUM_SCHEDULE)
-        return [update, *super().step_hooks()]
+        self._monitors = Monitors(
+            unwrap(self.model),
+            keys_per_step=self.cfg.SOLVER.IMS_PER_BATCH * directions(self.cfg),
+            period=self.cfg.MONITORS.PERIOD,
+            picture_period=self.cfg.MONITORS.PICTURE_PERIOD,
+            order=self.cfg.INPUT.FORMAT,
+        )
+        return [update, self._monitors, *super().step_hooks()]
+
+    def batches(self, loader):
+        return self._monitors.see(super().batches(loader))
+
+    def extra_state(self):
+        self._health = Health(self.cfg, self.num_images, self.alarms)
+        return {**super().extra_state(), "health": self._health}
+
+    def scalar_watchers(self):
+        return [*super().scalar_watchers(), self._health]
 
     @classmethod
     def test(cls, cfg, model, evaluators=None):

@@ -112,7 +112,8 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
             bank = extract_features(model, cfg, bank_index, _subset(len(bank_index), knn.BANK_SIZE))
         results = OrderedDict()
         for name, index in tests.items():
-            queries, labels = extract_features(model, cfg, index, np.arange(len(index)))
+            shown = _subset(len(index), knn.TEST_SIZE, draw=1)
+            queries, labels = extract_features(model, cfg, index, shown)
             ranked = knn_predict(
                 *(bank or (queries, labels)),
                 queries,
@@ -129,11 +130,11 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
     return next(iter(results.values())) if len(results) == 1 else results
 
 
-def _subset(total: int, limit: int) -> np.ndarray:
-    """At most `limit` of `total` numbers, the same draw every time; all for 0.
+def _subset(total: int, limit: int, draw: int = 0) -> np.ndarray:
+    """At most `limit` of `total` numbers, the same for a `draw` every time; all for 0.
 
     Drawn, not every n-th: labels may take turns along the data set.
     """
     if limit <= 0 or limit >= total:
         return np.arange(total)
-    return np.sort(generator(Stream.KNN_BANK, 0).permutation(total)[:limit])
+    return np.sort(generator(Stream.KNN_BANK, draw).permutation(total)[:limit])

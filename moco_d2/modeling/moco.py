@@ -102,6 +102,7 @@ class MoCo(MomentumModel):
                 q, keys.k, keys.negatives, self.temperature, keys.ids, keys.negative_ids
             )
             losses.append(loss)
+            self.observe(q, keys)
             self._step.queries.append(q.detach())
             log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
             log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from moco_d2.engine.distributed import all_gather_rows
 from moco_d2.engine.scalars import log_scalar
 from moco_d2.modeling.batch_norm import group_batch_norms_
+from moco_d2.modeling.dictionary import Contrast
 from moco_d2.modeling.encoder import Encoder, build_encoder
 from moco_d2.modeling.heads import build_predictor
 from moco_d2.modeling.inputs import collate, full_precision
@@ -99,6 +100,7 @@ class MoCoV3(MomentumModel):
         ids = torch.arange(len(keys), device=keys.device)
         # The own key is the positive and not also a negative.
         loss, rank = info_nce(q, keys[own], keys, self.temperature, ids[own], ids)
+        self.observe(q, Contrast(keys[own], keys, ids[own], ids))
         log_scalar("[metric]contrastive_acc1", (rank == 0).float().mean() * 100)
         log_scalar("[metric]contrastive_acc5", (rank < 5).float().mean() * 100)
         return 2 * self.temperature * loss

@@ -1,11 +1,13 @@
 """What all Momentum Contrast shares: two encoders, of which one follows the other slowly."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moco_d2.modeling.dictionary import Contrast
 from moco_d2.modeling.encoder import Encoder
 from moco_d2.modeling.inputs import ImageModel
 
@@ -35,11 +37,18 @@ class MomentumModel(ImageModel):
         if self.key_encoder_follows:
             self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
         self._in_step = False
+        # Called, if set, with every comparison of a training step: queries (N, C) and their keys.
+        self.observer: Callable[[Tensor, Contrast], None] | None = None
 
     def features(self, images: Tensor) -> Tensor:
         """uint8 (N, C, H, W) -> L2-normalised backbone features of the query encoder, float32
         (N, features)."""
         return F.normalize(self.encoder_q.features(self.normalise(images)).float(), dim=1)
+
+    def observe(self, q: Tensor, contrast: Contrast) -> None:
+        """To be called with what the loss has compared."""
+        if self.observer is not None:
+            self.observer(q, contrast)
 
     def begin_step(self) -> None:
         """To be called once a step's keys are encoded: they wait for :meth:`finish_step`.

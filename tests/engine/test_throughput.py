@@ -9,13 +9,14 @@ import pytest
 from detectron2.utils.events import EventStorage
 from support import tiny_pretrain_config
 
+from moco_d2.engine.alarms import Alarms
 from moco_d2.engine.throughput import Throughput
 from moco_d2.engine.trainer import PretrainTrainer
 
 
 def run(waits: list[float], caplog, num_workers: int = 0, period: int = 4) -> tuple[list, str]:
     """Steps of half a second, of which parts are waits; the rates logged, and the log."""
-    hook = Throughput(32, period, num_workers, processes=1)
+    hook = Throughput(32, period, num_workers, processes=1, alarms=Alarms())
     with EventStorage() as storage:
         hook.trainer = SimpleNamespace(storage=storage, start_iter=0, max_iter=len(waits))
         for iteration, wait in enumerate(waits):
