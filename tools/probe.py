@@ -29,28 +29,19 @@ confusions of each. Trailing KEY VALUE pairs change the config of the random wei
 
 import argparse
 import os
-import re
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in tools/train_net.py
 
 import torch
-from detectron2.config import get_cfg
 from detectron2.utils.logger import setup_logger
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from moco_d2 import add_moco_config
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.setup import sentence
 from moco_d2.errors import UserError
-from moco_d2.evaluation.frozen_features import (
-    FrozenFeatures,
-    features_from_file,
-    random_features,
-)
+from moco_d2.evaluation.inits import add_init_arguments, networks_of
 from moco_d2.evaluation.probe import Settings, describe, load_sets, run_probe
-
-RANDOM = "random"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,25 +75,17 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--train", nargs="+", required=True, metavar="NAME", help="who votes and is trained on")
     add("--val", nargs="+", required=True, metavar="NAME", help="who is classified")
-    add("--init", action="append", required=True, help="NAME=FILE, or random; several times")
     add("--output", required=True, metavar="DIR", help="for features, results and pictures")
-    add("--config", metavar="FILE.yaml", help="of the random weights")
     add("--size", type=int, default=Settings.size, help="of the centre crops (default: 224)")
     add("--deep-range", type=int, nargs=2, metavar="VALUE", help="INPUT.DEEP_RANGE, for 16 bits")
     add("--few-labels", type=float, default=0.0, help="a share of each class, or so many images")
     add("--learning-rates", type=float, nargs="+", metavar="LR", help="a head for each")
     add("--epochs", type=int, default=Settings.epochs, help="of the heads (default: 100)")
     add("--standardise", action="store_true", help="channels of mean 0 and std 1 for the heads")
-    add("--seed", type=int, default=0, help="of random weights, few labels and heads")
     add("--num-gpus", type=int, default=1, help="processes for the features")
     add("--workers", type=int, help="that load images, of each process (default: 4, 0 on a CPU)")
     add("--device", help="cuda or cpu (default: cuda where there is one)")
-    group = parser.add_argument_group("reading weights, as in tools/convert_weights.py")
-    group.add_argument("--from", dest="source_format", metavar="FORMAT")
-    group.add_argument("--encoder", choices=("query", "key"), help="of files with several")
-    group.add_argument("--num-heads", type=int, metavar="N")
-    group.add_argument("--unsafe-pickle", action="store_true")
-    add("options", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="for the config")
+    add_init_arguments(parser)
     return parser
 
 
@@ -124,45 +107,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
         num_workers=(0 if device == "cpu" else 4) if args.workers is None else args.workers,
         device=device,
     )
-
-
-def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
-    """The backbone of each --init, by name."""
-    if (args.config or args.options) and RANDOM not in args.init:
-        given = " ".join([args.config or "", *args.options]).strip()
-        raise UserError(f"{given!r} is for the config of --init random, which is not there")
-    networks = {}
-    for text in args.init:
-        name, _, path = text.partition("=")
-        if not re.fullmatch(r"[\w.+-]+", name) or (name == RANDOM) == bool(path):
-            raise UserError(
-                f"--init {text!r}: give NAME=FILE with a name of letters, digits and ._+-, or "
-                f"{RANDOM!r} alone"
-            )
-        if name in networks:
-            raise UserError(f"--init {text!r}: {name!r} is there twice; give another name")
-        networks[name] = _from_file(args, path) if path else _random(args)
-    return networks
-
-
-def _from_file(args: argparse.Namespace, path: str) -> FrozenFeatures:
-    return features_from_file(
-        path,
-        source_format=args.source_format,
-        encoder=args.encoder,
-        num_heads=args.num_heads,
-        unsafe_pickle=args.unsafe_pickle,
-    )
-
-
-def _random(args: argparse.Namespace) -> FrozenFeatures:
-    if not args.config:
-        raise UserError("--init random needs --config, which says of which architecture")
-    cfg = get_cfg()
-    add_moco_config(cfg)
-    cfg.merge_from_file(args.config)
-    cfg.merge_from_list(args.options)
-    return random_features(cfg, args.seed)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.modeling import Backbone, build_backbone
@@ -15,8 +16,10 @@ from moco_d2.checkpoint.convention import convention_of
 from moco_d2.checkpoint.naming import NAMINGS
 from moco_d2.checkpoint.reading import read_backbone
 from moco_d2.checkpoint.verify import architecture_title
+from moco_d2.data.index import ImageIndex
 from moco_d2.engine.backbones import backbone_architecture, check_backbone
 from moco_d2.errors import UserError
+from moco_d2.evaluation.features import feature_batches
 from moco_d2.modeling.inputs import ImageModel
 from moco_d2.modeling.vit import ClassTokenViT, build_vit
 
@@ -105,6 +108,29 @@ def random_features(cfg: CfgNode, seed: int) -> FrozenFeatures:
     check_backbone(cfg)
     seed_all_rng(seed)
     return FrozenFeatures(build_backbone(cfg), backbone_architecture(cfg), convention_of(cfg))
+
+
+def finite_batches(
+    network: FrozenFeatures, index: ImageIndex, numbers: np.ndarray, title: str, **options: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features of images, read as the network's input convention asks; see `feature_batches`.
+
+    Args:
+        numbers: of images, int64 (M,).
+        title: what to call the network in errors.
+        options: of :func:`moco_d2.data.build.build_eval_loader`.
+
+    Raises:
+        UserError: a feature is not a finite number, or too many images cannot be read.
+    """
+    pixels = {key: network.convention[key] for key in ("pixel_mean", "format")}
+    for shown, features in feature_batches(network, index, numbers, **pixels, **options):
+        if not torch.isfinite(features).all():
+            raise UserError(
+                f"{title}: features of {index.path(int(shown[0]))} and others are not finite "
+                "numbers; the weights are those of a training that failed"
+            )
+        yield shown, features
 
 
 def _fingerprint(tensors: Mapping[str, Tensor], facts: Any) -> str:

@@ -23,8 +23,7 @@ from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import Job
 from moco_d2.errors import UserError
 from moco_d2.evaluation.feature_store import FeatureStore, fingerprint
-from moco_d2.evaluation.features import feature_batches
-from moco_d2.evaluation.frozen_features import FrozenFeatures
+from moco_d2.evaluation.frozen_features import FrozenFeatures, finite_batches
 from moco_d2.evaluation.judging import LEARNING_RATES, NEIGHBOURS, Labelled, judge, table
 from moco_d2.evaluation.linear_heads import EPOCHS
 from moco_d2.visualization.confusion import draw_confusion
@@ -235,25 +234,19 @@ def extract(
     Raises:
         UserError: too many images cannot be read, or a feature is not a finite number.
     """
-    batches = feature_batches(
+    batches = finite_batches(
         network,
         index,
         missing,
+        title,
         size=settings.size,
         batch_size=settings.batch_size,
         num_workers=settings.num_workers,
-        pixel_mean=network.convention["pixel_mean"],
-        format=network.convention["format"],
         deep_range=settings.deep_range,
     )
     parts, first = [], 0
     with _progress(len(missing), title, " images") as bar:
         for numbers, features in batches:
-            if not torch.isfinite(features).all():
-                raise UserError(
-                    f"{title}: features of {index.path(int(numbers[0]))} and others are not finite "
-                    "numbers; the weights are those of a training that failed"
-                )
             parts.append((numbers.numpy(), features.numpy()))
             # Images come in order, so that those before the last one are read, or never will be.
             end = int(np.searchsorted(missing, numbers[-1].item(), side="right"))

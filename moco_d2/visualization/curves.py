@@ -25,7 +25,7 @@ class Line:
 
     metric: str
     label: str = ""
-    look: str = "bold"  # "bold", "faint" or "reference"
+    look: str = "bold"  # "bold", "dashed", "faint" or "reference"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,18 @@ PANELS = (
     _panel("AP of masks", "segm/AP", bottom=0.0),
     _panel("AP of keypoints", "keypoints/AP", bottom=0.0),
     _panel("mean IoU (%)", "sem_seg/mIoU", bottom=0.0),
+    Panel(
+        "similarity (cosine)",
+        (
+            Line("positive_similarity", "positive"),
+            Line("hardest_negative", "hardest negative", "dashed"),
+            Line("negative_similarity", "negatives", "faint"),
+        ),
+    ),
+    _panel("std of features (1: isotropic)", "feature_std", bottom=0.0),
+    _panel("effective rank of features", "effective_rank", bottom=0.0),
+    _panel("distance between encoders", "encoder_distance", bottom=0.0),
+    _panel("age of the oldest key (steps)", "oldest_key_age", bottom=0.0),
     _panel("gradient norm", "gradient_norm", bottom=0.0),
     _panel("learning rate", "lr", bottom=0.0),
     _panel("images per second", "images_per_second", bottom=0.0),
@@ -135,7 +147,7 @@ def _draw(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         for i, (iterations, values) in drawn:
             axis.plot(iterations, values, **_look(line, i, len(values), shared))
         if drawn and line.label:
-            style = ":" if line.look == "reference" else "-"
+            style = {"reference": ":", "dashed": "--"}.get(line.look, "-")
             handles[line.label] = Line2D([], [], color=INK, ls=style, **_weight(line))
     axis.set_title(panel.title, loc="left", fontsize=10.5, fontweight="medium")
     # The same range in all panels, whatever is written how often.
@@ -159,12 +171,14 @@ def _look(line: Line, i: int, points: int, shared: bool) -> dict:
     if line.look == "reference":
         return {"color": INK if shared else _colour(i), "ls": ":", **_weight(line)}
     marked = {"marker": "o", "markersize": 3} if points <= _FEW else {}
-    return {"color": _colour(i), "ls": dashes(i), **marked, **_weight(line)}
+    style = "--" if line.look == "dashed" else dashes(i)
+    return {"color": _colour(i), "ls": style, **marked, **_weight(line)}
 
 
 def _weight(line: Line) -> dict:
     return {
         "bold": {"linewidth": 1.7},
+        "dashed": {"linewidth": 1.2},
         "faint": {"linewidth": 1.1, "alpha": 0.5},
         "reference": {"linewidth": 1.2},
     }[line.look]

@@ -1,0 +1,73 @@
+"""Backbones that a command line names: weight files of any known format, and random weights."""
+
+import argparse
+import re
+
+from detectron2.config import get_cfg
+
+from moco_d2.config import add_moco_config
+from moco_d2.errors import UserError
+from moco_d2.evaluation.frozen_features import (
+    FrozenFeatures,
+    features_from_file,
+    random_features,
+)
+
+RANDOM = "random"
+
+
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that :func:`networks_of` reads; KEY VALUE pairs come last."""
+    add = parser.add_argument
+    add("--init", action="append", required=True, help="NAME=FILE, or random; several times")
+    add("--config", metavar="FILE.yaml", help="of the random weights")
+    add("--seed", type=int, default=0, help="of whatever is drawn at random (default: 0)")
+    group = parser.add_argument_group("reading weights, as in tools/convert_weights.py")
+    group.add_argument("--from", dest="source_format", metavar="FORMAT")
+    group.add_argument("--encoder", choices=("query", "key"), help="of files with several")
+    group.add_argument("--num-heads", type=int, metavar="N")
+    group.add_argument("--unsafe-pickle", action="store_true")
+    add("options", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="for the config")
+
+
+def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
+    """The backbone of each --init, by name.
+
+    Raises:
+        UserError, WeightsError: an argument or a file cannot be used.
+    """
+    if (args.config or args.options) and RANDOM not in args.init:
+        given = " ".join([args.config or "", *args.options]).strip()
+        raise UserError(f"{given!r} is for the config of --init random, which is not there")
+    networks: dict[str, FrozenFeatures] = {}
+    for text in args.init:
+        name, _, path = text.partition("=")
+        if not re.fullmatch(r"[\w.+-]+", name) or (name == RANDOM) == bool(path):
+            raise UserError(
+                f"--init {text!r}: give NAME=FILE with a name of letters, digits and ._+-, or "
+                f"{RANDOM!r} alone"
+            )
+        if name in networks:
+            raise UserError(f"--init {text!r}: {name!r} is there twice; give another name")
+        networks[name] = _from_file(args, path) if path else _random(args)
+    return networks
+
+
+def _from_file(args: argparse.Namespace, path: str) -> FrozenFeatures:
+    return features_from_file(
+        path,
+        source_format=args.source_format,
+        encoder=args.encoder,
+        num_heads=args.num_heads,
+        unsafe_pickle=args.unsafe_pickle,
+    )
+
+
+def _random(args: argparse.Namespace) -> FrozenFeatures:
+    if not args.config:
+        raise UserError("--init random needs --config, which says of which architecture")
+    cfg = get_cfg()
+    add_moco_config(cfg)
+    cfg.merge_from_file(args.config)
+    cfg.merge_from_list(args.options)
+    return random_features(cfg, args.seed)
