@@ -68,10 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
     near.set_defaults(draw=draw_neighbours)
     _add_output(near, "neighbours.png")
     _add_images(near, 5000, "search")
-    near.add_argument(
-        "--queries", nargs="+", metavar="NAME", help="whose neighbours; all are shown"
-    )
-    near.add_argument("--count", type=_number, default=8, help="queries, without --queries")
+    whose = near.add_mutually_exclusive_group()
+    whose.add_argument("--queries", nargs="+", metavar="NAME", help="images, all of them")
+    whose.add_argument("--count", type=_number, default=8, help="or so many of --images")
     near.add_argument("--k", type=_number, default=8, help="neighbours (default: 8)")
     add_init_arguments(near)
 
