@@ -108,4 +108,5 @@ def knn_predict(
 
 def accuracy(ranked: Tensor, labels: Tensor, top: int) -> float:
     """Percentage of rows of `ranked` (N, classes) that name the label among the first `top`."""
-    return 100.0 * (ranked[:, :top] == labels[:, None]).any(dim=1).double().mean().item()
+    hits = (ranked[:, :top] == labels[:, None]).any(dim=1)
+    return 100.0 * hits.sum().item() / len(labels)

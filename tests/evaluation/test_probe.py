@@ -246,6 +246,19 @@ def test_judgements_equal_those_of_the_definitions():
     assert list(mistakes.values()) == sorted(mistakes.values(), reverse=True)
 
 
+def test_standardised_features_do_not_depend_on_their_scale():
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, 3, 80))
+    features = torch.from_numpy(rng.normal(size=(80, 6)) + labels.numpy()[:, None])
+    linear = []
+    for scale, standardised in ((1, True), (1000, True), (1000, False)):
+        scaled = features * torch.tensor([scale, 1, 1, 1, 1, 1])
+        parts = [Labelled(scaled[part], labels[part]) for part in (slice(50), slice(50, 80))]
+        result, _ = judge(*parts, "abc", epochs=5, standardised=standardised)
+        linear.append(result["linear"])
+    assert linear[0] == linear[1] != linear[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
