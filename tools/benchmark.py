@@ -6,6 +6,7 @@
     tools/benchmark.py ema                       # key encoder's update, ResNet-50
     tools/benchmark.py shuffle                   # images exchanged between two processes
     tools/benchmark.py step                      # a MoCo step over its encoders alone, K = 65536
+    tools/benchmark.py monitors                  # a step that the monitors look at, beside one not
     tools/benchmark.py index                     # 1.28 million files: memory, second start
     tools/benchmark.py pipeline ema --json out.json
 
@@ -34,9 +35,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--images", help="pipeline: folder of JPEGs (default: scikit-image's)")
     parser.add_argument("--count", type=int, default=48, help="pipeline: at most so many images")
     parser.add_argument("--processes", type=int, default=2, help="shuffle: how many")
-    parser.add_argument("--batch", type=int, default=32, help="step, shuffle: images per process")
-    parser.add_argument("--size", type=int, default=224, help="step, shuffle: side of the images")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="step: where")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="step, monitors, shuffle: images per process"
+    )
+    parser.add_argument(
+        "--size", type=int, default=224, help="step, monitors, shuffle: side of the images"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="step, monitors: where"
+    )
     parser.add_argument("--files", type=int, default=1_280_000, help="index: how many")
     args = parser.parse_args(argv)
     try:

@@ -14,8 +14,8 @@ _MOMENTUM = 0.999
 _LR = 0.03
 
 
-def _moco(batch: int, device: str) -> MoCo:
-    """MoCo v2 on ResNet-50, K = 65536."""
+def moco_config(batch: int, device: str) -> CfgNode:
+    """MoCo v2 on ResNet-50, K = 65536. `batch` images are on this process, of 256 in all."""
     cfg: CfgNode = get_cfg()
     add_moco_config(cfg)
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
@@ -25,7 +25,12 @@ def _moco(batch: int, device: str) -> MoCo:
     cfg.MODEL.PIXEL_STD = [58.395, 57.12, 57.375]
     cfg.MODEL.BN_GROUP_SIZE = min(batch, 32)
     cfg.MODEL.DEVICE = device
-    return MoCo(cfg).to(device).train()
+    cfg.SOLVER.IMS_PER_BATCH = 256
+    return cfg
+
+
+def _moco(batch: int, device: str) -> MoCo:
+    return MoCo(moco_config(batch, device)).to(device).train()
 
 
 def measure_key_update(repeats: int) -> tuple[str, dict[str, float]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from moco_d2.benchmark.exchange import measure_shuffle
 from moco_d2.benchmark.index_scan import measure_index
 from moco_d2.benchmark.method import measure_key_update, measure_step
+from moco_d2.benchmark.monitoring import measure_monitors
 from moco_d2.benchmark.photos import write_photographs
 from moco_d2.benchmark.pipeline import measure_pipeline
 from moco_d2.data.datasets import load_image_index
@@ -39,6 +40,10 @@ def _step(args: argparse.Namespace, repeats: int) -> Result:
     return measure_step(repeats, batch=args.batch, size=args.size, device=args.device)
 
 
+def _monitors(args: argparse.Namespace, repeats: int) -> Result:
+    return measure_monitors(repeats, batch=args.batch, size=args.size, device=args.device)
+
+
 def _index(args: argparse.Namespace, repeats: int) -> Result:
     return measure_index(args.files)
 
@@ -47,6 +52,7 @@ def _index(args: argparse.Namespace, repeats: int) -> Result:
 BENCHMARKS: dict[str, tuple[Callable[[argparse.Namespace, int], Result], int]] = {
     "pipeline": (_pipeline, 9),
     "step": (_step, 5),
+    "monitors": (_monitors, 9),
     "ema": (_ema, 15),
     "shuffle": (_shuffle, 15),
     "index": (_index, 1),
@@ -68,6 +74,6 @@ def run_benchmarks(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         table, results[name] = run(args, args.repeats or repeats)
         print(f"{name}\n{table}")
         for key, value in results[name].items():
-            print(f"  {name}.{key} = {value:.2f}")
+            print(f"  {name}.{key} = {value:.4f}")
         print(flush=True)
     return results

@@ -49,6 +49,12 @@ def test_step(tool, tmp_path):
     assert ratios["step"].keys() == {"over_bare"} and ratios["step"]["over_bare"] > 0
 
 
+def test_monitors(tool, tmp_path):
+    ratios = measure(tool, tmp_path, "monitors", "--batch", "2", "--size", "32")["monitors"]
+    assert ratios.keys() == {"watched_step", "at_default_period"}
+    assert ratios["at_default_period"] == pytest.approx(1 + (ratios["watched_step"] - 1) / 100)
+
+
 def test_shuffle(tool, tmp_path):
     ratios = measure(tool, tmp_path, "shuffle", "--batch", "2", "--size", "16")
     assert ratios["shuffle"].keys() == {"vs_float_all_gather"}
