@@ -170,7 +170,8 @@ def add_moco_config(cfg: CN) -> None:
     # Every so many iterations, similarities, the spread of the queries and the distance of the
     # encoders are logged in pretraining; see docs/monitoring.md. 0: not.
     cfg.MONITORS.PERIOD = 100
-    # The same for pictures of view pairs in TensorBoard.
+    # The same for pictures of view pairs in TensorBoard; each evaluation adds nearest neighbours.
+    # 0: no pictures.
     cfg.MONITORS.PICTURE_PERIOD = 1000
 
     cfg.TEST.KNN = CN()

@@ -3,11 +3,13 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
+from detectron2.utils.events import get_event_storage, has_event_storage
 from torch import Tensor, nn
 
 from moco_d2.data.build import build_eval_loader, pixel_options
@@ -16,10 +18,19 @@ from moco_d2.data.labels import load_labelled_index
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 from moco_d2.evaluation.knn import accuracy, knn_predict
+from moco_d2.evaluation.neighbours import draw_neighbours
 
 logger = logging.getLogger(__name__)
 
 _MAX_BATCH = 256
+
+
+class Extracted(NamedTuple):
+    """Features of the R images that could be read, on the CPU."""
+
+    features: Tensor  # float32 (R, C)
+    labels: Tensor  # int64 (R,)
+    shown: Tensor  # int64 (R,), which images
 
 
 @torch.no_grad()
@@ -42,16 +53,15 @@ def feature_batches(
 
 def extract_features(
     model: Callable[[dict], Tensor], cfg: CfgNode, index: ImageIndex, indices: np.ndarray
-) -> tuple[Tensor, Tensor]:
-    """Features and labels of images, on the CPU of every process. A collective.
+) -> Extracted:
+    """Features and labels of images, on every process. A collective.
 
     Args:
         model: maps `{"image": uint8 (n, 3, H, W)}` to (n, C); in eval mode.
         indices: int64 (M,) into the index, the same on every process.
 
     Returns:
-        float32 (R, C) and int64 (R,) of the R <= M images that can be read, in the order of
-        `indices`.
+        of the R <= M images that can be read, in the order of `indices`.
 
     Raises:
         UserError: none can be read, or too many cannot.
@@ -73,7 +83,8 @@ def extract_features(
     sorter = np.argsort(indices)
     position = sorter[np.searchsorted(indices, shown.numpy(), sorter=sorter)]
     order = torch.from_numpy(np.argsort(position))
-    return features[order], torch.from_numpy(index.labels[shown[order].numpy()])
+    shown = shown[order]
+    return Extracted(features[order], torch.from_numpy(index.labels[shown.numpy()]), shown)
 
 
 def knn_sets(cfg: CfgNode) -> tuple[ImageIndex | None, dict[str, ImageIndex]]:
@@ -113,18 +124,24 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
         results = OrderedDict()
         for name, index in tests.items():
             shown = _subset(len(index), knn.TEST_SIZE, draw=1)
-            queries, labels = extract_features(model, cfg, index, shown)
+            queries = extract_features(model, cfg, index, shown)
+            voters = bank or queries
             ranked = knn_predict(
-                *(bank or (queries, labels)),
-                queries,
+                voters.features,
+                voters.labels,
+                queries.features,
                 k=knn.K,
                 temperature=knn.TEMPERATURE,
                 num_classes=len(index.classes),
-                own_index=None if bank else torch.arange(len(queries)),
+                own_index=None if bank else torch.arange(len(queries.labels)),
             )
-            top = {f"top{t}": accuracy(ranked, labels, t) for t in (1, 5)}
+            top = {f"top{t}": accuracy(ranked, queries.labels, t) for t in (1, 5)}
             logger.info(f"kNN on {name}: top-1 {top['top1']:.2f} %, top-5 {top['top5']:.2f} %")
             results[name] = {"knn": top}
+            if has_event_storage() and comm.is_main_process() and cfg.MONITORS.PICTURE_PERIOD > 0:
+                searched = bank and (bank_index, bank.features, bank.shown)
+                board = draw_neighbours(cfg, (index, queries.features, queries.shown), searched)
+                get_event_storage().put_image(f"nearest neighbours in {name}", board)
     finally:
         model.train(was_training)
     return next(iter(results.values())) if len(results) == 1 else results

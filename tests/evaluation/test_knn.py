@@ -111,7 +111,7 @@ def test_an_image_that_cannot_be_read_is_left_out(tmp_path):
     assert PretrainTrainer.eval_only(cfg) == {"knn": {"top1": 100.0, "top5": 100.0}}
     index = load_image_index([str(test)])
     chosen = np.array([7, 1, 0, 9])  # the second cannot be read
-    features, labels = extract_features(lambda b: b["label"][:, None], cfg, index, chosen)
+    features, labels, _ = extract_features(lambda b: b["label"][:, None], cfg, index, chosen)
     assert labels.tolist() == features[:, 0].tolist() == index.labels[[7, 0, 9]].tolist()
 
 
