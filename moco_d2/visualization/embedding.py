@@ -48,7 +48,7 @@ def draw_maps(maps: Mapping[str, Map], labels: np.ndarray, classes: Sequence[str
             squeeze=False,
         )
         for axis, (name, shown) in zip(axes.flat, maps.items(), strict=False):
-            for _, members, colour, marker in kinds:
+            for _, members, colour, marker in reversed(kinds):  # grey is below the others
                 x, y = shown.points[members].T
                 axis.scatter(x, y, s=size, c=colour, marker=marker, alpha=0.75, linewidths=0)
             axis.set_title(f"{name}\n", loc="left", fontsize=11.5)
@@ -69,7 +69,7 @@ def draw_maps(maps: Mapping[str, Map], labels: np.ndarray, classes: Sequence[str
 
 
 def _kinds(labels: np.ndarray, classes: Sequence[str]) -> list[tuple]:
-    """(name, which images, colour, marker) in the order of drawing: grey is below."""
+    """(name, which images, colour, marker); what has no colour of its own is last."""
     present, counts = np.unique(labels[labels >= 0], return_counts=True)
     named = np.sort(present[np.argsort(-counts, kind="stable")[:NAMED]])
     kinds = [
@@ -80,5 +80,5 @@ def _kinds(labels: np.ndarray, classes: Sequence[str]) -> list[tuple]:
     if others.any():
         rest = len(present) - len(named)
         name = f"{rest} other classes" if rest else "no class"
-        kinds.insert(0, (name, others, _GREY if kinds else _COLOURS[0], "o"))
+        kinds.append((name, others, _GREY if kinds else _COLOURS[0], "o"))
     return kinds

@@ -142,7 +142,7 @@ def test_the_map_of_principal_components_is_that_of_the_features(images, network
     centred = features - features.mean(axis=0)
     _, scale, directions = np.linalg.svd(centred, full_matrices=False)
     points = centred @ directions[:2].T
-    for label, members in enumerate(drawn):
+    for label, members in enumerate(reversed(drawn)):
         expected = points[index.labels == label]
         signs = np.sign((members * expected).sum(axis=0))
         np.testing.assert_allclose(members, signs * expected, atol=1e-5)
@@ -163,7 +163,7 @@ def test_rare_classes_and_images_without_one_are_grey():
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     parts = scattered(figure)
     plt.close(figure)
-    assert names == ["2 other classes", *classes[:NAMED]]
+    assert names == [*classes[:NAMED], "2 other classes"]
     assert len(parts) == 2 * (NAMED + 1)
     np.testing.assert_array_equal(parts[0], points[[0, NAMED + 1, NAMED + 2]])
     figure = draw_maps({"a": Map(points, "")}, np.full(len(labels), -1), [])
