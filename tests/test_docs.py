@@ -64,5 +64,6 @@ def test_every_weight_format_is_in_the_table_of_public_weights():
     table = page.partition("## Public weights")[2].partition("\n## ")[0]
     assert [name for name in FORMATS if f"`{name}`" not in table] == []
     options = set(re.findall(r"(?<!-)--[a-z][a-z0-9-]+", page))
-    known = (ROOT / "tools/convert_weights.py").read_text()
+    sources = ("tools/convert_weights.py", "moco_d2/checkpoint/arguments.py")
+    known = "".join((ROOT / source).read_text() for source in sources)
     assert [o for o in options if o not in known and not o.startswith("--pixel-")] == []

@@ -28,9 +28,7 @@ import sys
 from collections.abc import Sequence
 
 from moco_d2.checkpoint import CheckError, WeightsError, convert, format_rows, targets
-
-# Option of the command line -> the key of the input convention that it states.
-STATED = ("format", "pixel_mean", "pixel_std", "stride_in_1x1")
+from moco_d2.checkpoint.arguments import add_reading_arguments, reading_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,19 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.output is None:
         parser.error("the following arguments are required: CHECKPOINT, OUT")
-    stated = {key: getattr(args, key) for key in STATED if getattr(args, key) is not None}
     try:
         report = convert(
             args.checkpoint,
             args.output,
             target=args.target,
-            source_format=args.source_format,
-            encoder=args.encoder,
-            convention=stated,
-            num_heads=args.num_heads,
-            unsafe_pickle=args.unsafe_pickle,
             report=args.report,
             force=args.force,
+            **reading_options(args),
         )
     except WeightsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -78,46 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="detectron2",
         help="whose names OUT has (default: detectron2)",
     )
-    add("--from", dest="source_format", metavar="FORMAT", help="do not detect CHECKPOINT's format")
     add("--list-formats", action="store_true", help="print the formats that are read, and exit")
-    add(
-        "--encoder",
-        choices=("query", "key"),
-        help="which of several encoders (default: the one that the format's project publishes, "
-        "which is the query encoder, but DINO's teacher)",
-    )
     add("--report", metavar="FILE.json", help="record what became of each tensor")
     add("--force", action="store_true", help="replace OUT and FILE.json if they exist")
-    add("--num-heads", type=int, metavar="N", help="of a ViT whose tensors do not tell it")
-    add(
-        "--unsafe-pickle",
-        action="store_true",
-        help="read a file that holds more than tensors and plain Python; it can run any code",
-    )
-    group = parser.add_argument_group(
-        "input convention, in place of the format's or the file's own"
-    )
-    group.add_argument("--format", choices=("RGB", "BGR"), help="order of the channels")
-    for name in ("mean", "std"):
-        group.add_argument(
-            f"--pixel-{name}",
-            nargs=3,
-            type=float,
-            metavar="X",
-            help="on the 0-255 scale, in the order of the channels",
-        )
-    group.add_argument(
-        "--stride-in-1x1",
-        choices=("yes", "no"),
-        action=_YesNo,
-        help="whether a bottleneck's stride is in its first 1x1 convolution",
-    )
+    add_reading_arguments(parser)
     return parser
-
-
-class _YesNo(argparse.Action):
-    def __call__(self, parser, namespace, value, option=None):
-        setattr(namespace, self.dest, value == "yes")
 
 
 if __name__ == "__main__":

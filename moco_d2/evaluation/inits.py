@@ -5,6 +5,7 @@ import re
 
 from detectron2.config import get_cfg
 
+from moco_d2.checkpoint.arguments import add_reading_arguments, reading_options
 from moco_d2.config import add_moco_config
 from moco_d2.errors import UserError
 from moco_d2.evaluation.frozen_features import (
@@ -22,11 +23,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init", action="append", required=True, help="NAME=FILE, or random; several times")
     add("--config", metavar="FILE.yaml", help="of the random weights")
     add("--seed", type=int, default=0, help="of whatever is drawn at random (default: 0)")
-    group = parser.add_argument_group("reading weights, as in tools/convert_weights.py")
-    group.add_argument("--from", dest="source_format", metavar="FORMAT")
-    group.add_argument("--encoder", choices=("query", "key"), help="of files with several")
-    group.add_argument("--num-heads", type=int, metavar="N")
-    group.add_argument("--unsafe-pickle", action="store_true")
+    add_reading_arguments(parser)
     add("options", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="for the config")
 
 
@@ -39,6 +36,7 @@ def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
     if (args.config or args.options) and RANDOM not in args.init:
         given = " ".join([args.config or "", *args.options]).strip()
         raise UserError(f"{given!r} is for the config of --init random, which is not there")
+    options = reading_options(args)
     networks: dict[str, FrozenFeatures] = {}
     for text in args.init:
         name, _, path = text.partition("=")
@@ -49,18 +47,8 @@ def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
             )
         if name in networks:
             raise UserError(f"--init {text!r}: {name!r} is there twice; give another name")
-        networks[name] = _from_file(args, path) if path else _random(args)
+        networks[name] = features_from_file(path, **options) if path else _random(args)
     return networks
-
-
-def _from_file(args: argparse.Namespace, path: str) -> FrozenFeatures:
-    return features_from_file(
-        path,
-        source_format=args.source_format,
-        encoder=args.encoder,
-        num_heads=args.num_heads,
-        unsafe_pickle=args.unsafe_pickle,
-    )
 
 
 def _random(args: argparse.Namespace) -> FrozenFeatures:

@@ -12,6 +12,7 @@ import jobs
 import numpy as np
 import pytest
 import torch
+from layouts import save_vit
 from support import tiny_pretrain_config
 from test_knn import colour_folder
 from weights import moco_checkpoint
@@ -291,6 +292,18 @@ def test_what_cannot_work_is_one_line_before_anything_is_read(
     assert line.startswith("error: ")
     assert re.search(message, line), line
     assert not (tmp_path / "probe").exists()
+
+
+def test_weights_that_do_not_state_their_convention_need_it_stated(tool, folders, tmp_path, capsys):
+    path = save_vit("timm_vit", tmp_path)
+    arguments = command(folders, tmp_path / "probe", "--init", f"vit={path}", size="48")
+    assert tool.main(arguments) == 2
+    assert "state it with --format, --pixel-mean" in capsys.readouterr().err
+    half = ["127.5"] * 3
+    stated = ["--format", "RGB", "--pixel-mean", *half, "--pixel-std", *half]
+    assert tool.main([*arguments, *stated]) == 0
+    content = json.loads((tmp_path / "probe" / "results.json").read_text())
+    assert content["results"]["vit"]["input"]["pixel_std"] == [127.5] * 3
 
 
 def test_features_that_are_not_finite_are_refused(tool, folders, weights, tmp_path, capsys):
