@@ -19,7 +19,7 @@ def draw_neighbours(
     bank: tuple[ImageIndex, Tensor, Tensor] | None,
 ) -> Tensor:
     """A row for each of eight test images, the same every time: itself and its nearest neighbours,
-    framed green where they have its label and red where not.
+    framed green where they have its label and orange where not.
 
     Args:
         cfg: says how images are read.

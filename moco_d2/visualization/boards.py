@@ -6,7 +6,9 @@ from torch import Tensor
 
 _GAP = 2  # pixels between pictures
 _FRAME = 3  # pixels around a neighbour
-_SAME, _OTHER = (0, 160, 60), (210, 30, 40)  # RGB of the frame: the query's label, another one
+# RGB of the frame: the query's label, another one; told apart by colour-blind eyes, as in style.py,
+# which needs matplotlib.
+_SAME, _OTHER = (0, 158, 115), (213, 94, 0)
 
 
 def view_board(views: list[Tensor], order: str) -> Tensor:
@@ -24,7 +26,7 @@ def view_board(views: list[Tensor], order: str) -> Tensor:
 
 def neighbour_board(images: Tensor, neighbours: Tensor, same_label: Tensor, order: str) -> Tensor:
     """A row for each image: itself, then its nearest neighbours, framed green where they have its
-    label and red where not.
+    label and orange where not.
 
     Args:
         images: uint8 (N, channels, H, W).

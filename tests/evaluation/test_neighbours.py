@@ -11,7 +11,7 @@ from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.evaluation.neighbours import draw_neighbours
 from moco_d2.visualization.boards import neighbour_board
 
-GREEN, RED = [0, 160, 60], [210, 30, 40]
+GREEN, ORANGE = [0, 158, 115], [213, 94, 0]
 
 
 def folder_of_shades(root, shades):
@@ -51,7 +51,7 @@ def test_rows_hold_an_image_and_its_nearest_with_frames_by_label(tmp_path):
         distances = [abs(s - shade) for s, _ in row[1:]]
         assert distances == [abs(s - shade) for s in others[:6]]
         for near, frame in row[1:]:
-            assert frame == (GREEN if near % 2 == shade % 2 else RED)
+            assert frame == (GREEN if near % 2 == shade % 2 else ORANGE)
 
 
 def test_the_order_of_channels_is_that_of_the_config():
