@@ -1,5 +1,7 @@
 """Nearest neighbours as TensorBoard shows them: the right images, framed by label."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import torch
@@ -61,19 +63,22 @@ def test_the_order_of_channels_is_that_of_the_config():
 
 
 def test_evaluations_of_a_run_draw_them_and_look_at_no_more_than_asked(tmp_path):
-    images = str(folder_of_shades(tmp_path / "images", range(20, 60)))
+    images = folder_of_shades(tmp_path / "images", range(20, 60))
+    labelled = str(tmp_path / "labelled.csv")  # as good as class folders
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in images.rglob("*.png")]
+    Path(labelled).write_text("\n".join(["path,label", *sorted(rows)]))
     cfg = tiny_pretrain_config(
         tmp_path / "run",
         MODEL__RESNETS__OUT_FEATURES=["res2"],
-        DATASETS__TRAIN=(images,),
-        DATASETS__TEST=(images,),
+        DATASETS__TRAIN=(str(images),),
+        DATASETS__TEST=(labelled,),
         TEST__EVAL_PERIOD=2,
         TEST__KNN__TEST_SIZE=10,
         SOLVER__MAX_ITER=4,
     )
     PretrainTrainer(cfg).train()
     pictures = tensorboard_pictures(tmp_path / "run")
-    drawn = pictures[f"nearest neighbours in {images}"]
+    drawn = pictures[f"nearest neighbours in {labelled}"]
     assert list(drawn) == [1, 4]  # the last after the run
     rows = [row for board in drawn.values() for row in cells(board, rows=8, columns=7)]
     assert len({shade for row in rows for shade, _ in row}) <= 10
