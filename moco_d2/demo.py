@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from moco_d2.checkpoint import convert
 from moco_d2.config import add_moco_config
-from moco_d2.data.synthetic import render_demo_data
+from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.transfer.cells import REPOSITORY, Cell, training_step
 from moco_d2.transfer.machine import cores, places, processor
@@ -26,7 +26,7 @@ from moco_d2.visualization.views import draw_view_pairs
 
 PRETRAIN_CONFIG = REPOSITORY / "configs/demo/moco_pretrain.yaml"
 TRANSFER_CONFIG = REPOSITORY / "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
-SETS_LEFT_OUT = ("novel_train", "novel_test", "figures_train", "figures_test")
+USED_SETS = ("objects_train", "objects_val", "scenes_train", "scenes_test")
 METRICS = {"AP": "bbox/AP", "AP50": "bbox/AP50"}  # title in the table -> key in metrics.json
 
 
@@ -87,7 +87,7 @@ def run_demo(
     os.environ["DETECTRON2_DATASETS"] = str(root / "datasets")
 
     _headline(1, "render the built-in data set")
-    sizes = {**dict.fromkeys(SETS_LEFT_OUT, 0), **(sizes or {})}
+    sizes = {**dict.fromkeys(set(SETS) - set(USED_SETS), 0), **(sizes or {})}
     render_demo_data(str(root / "datasets/moco_demo"), sizes=sizes)
 
     _headline(2, "pretrain without labels: MoCo v2, ResNet-18")

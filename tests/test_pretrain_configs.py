@@ -16,7 +16,7 @@ from moco_d2.checkpoint import (
     load_detector_weights_,
     read_input_convention,
 )
-from moco_d2.data.synthetic import render_demo_data
+from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.images import training_images
 from moco_d2.engine.setup import trainer_of
@@ -89,9 +89,7 @@ def small(path: Path, output: Path) -> CfgNode:
 @pytest.fixture(scope="module")
 def built_in_data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datasets")
-    sizes = {"objects_train": 24, "objects_val": 12}
-    others = ("scenes", "novel", "figures")
-    sizes |= {f"{family}_{split}": 0 for family in others for split in ("train", "test")}
+    sizes = {**dict.fromkeys(SETS, 0), "objects_train": 24, "objects_val": 12}
     render_demo_data(str(folder / "moco_demo"), "coco", sizes, workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DETECTRON2_DATASETS", str(folder))

@@ -6,7 +6,7 @@ import pytest
 from detectron2.config import get_cfg
 
 from moco_d2 import add_moco_config
-from moco_d2.data.synthetic import render_demo_data
+from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.errors import UserError
 from moco_d2.transfer import ablation as ablations
 from moco_d2.transfer.ablation import Ablation, run_ablation
@@ -36,7 +36,7 @@ FINE_TUNE = {
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
-    sizes = dict.fromkeys(("novel_train", "novel_test", "figures_train", "figures_test"), 0)
+    sizes = dict.fromkeys(SETS, 0)
     sizes |= {"objects_train": 24, "objects_val": 12, "scenes_train": 4, "scenes_test": 2}
     render_demo_data(str(root / "moco_demo"), sizes=sizes, workers=1)
     return str(root)

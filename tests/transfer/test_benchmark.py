@@ -12,7 +12,7 @@ import torch
 from weights import detectron2_resnet, moco_checkpoint
 
 from moco_d2.checkpoint import convert
-from moco_d2.data.synthetic import render_demo_data
+from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.engine import setup
 from moco_d2.errors import UserError
 from moco_d2.transfer import machine
@@ -48,10 +48,7 @@ def backbone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
-    sizes = dict.fromkeys(
-        ("objects_train", "objects_val", "novel_train", "novel_test", "figures_train"), 0
-    )
-    sizes |= {"scenes_train": 8, "scenes_test": 4, "figures_test": 0}
+    sizes = {**dict.fromkeys(SETS, 0), "scenes_train": 8, "scenes_test": 4}
     render_demo_data(str(root / "moco_demo"), sizes=sizes, workers=1)
     return str(root)
 

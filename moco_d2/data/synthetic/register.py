@@ -59,8 +59,8 @@ def register_demo_datasets() -> None:
     The names are "moco_demo_" and
 
     - ``objects_{train,val}``, in class folders;
-    - ``{scenes,novel,figures}_{train,test}``, in COCO's layout;
-    - ``{scenes,novel}_{lvis,voc,voc_sem_seg,cityscapes_instance,cityscapes_sem_seg}_{train,test}``.
+    - ``{scenes,novel,figures}_{train,val,test}``, in COCO's layout;
+    - ``{scenes,novel}_{lvis,voc,voc_sem_seg,cityscapes_instance,cityscapes_sem_seg}_{split}``.
 
     Loading a set that is not rendered raises FileNotFoundError with the command that renders it.
     """

@@ -50,5 +50,9 @@ _TABLE = (
     ("novel", "test", 5, 300, NOVEL_CLASSES, render_scene),
     ("figures", "train", 6, 100, FIGURE_CLASSES, render_figures),
     ("figures", "test", 7, 300, FIGURE_CLASSES, render_figures),
+    # What is tuned is chosen on these, so that the test sets only report.
+    ("scenes", "val", 8, 300, SCENE_CLASSES, render_scene),
+    ("novel", "val", 9, 300, NOVEL_CLASSES, render_scene),
+    ("figures", "val", 10, 300, FIGURE_CLASSES, render_figures),
 )
 SETS: dict[str, DemoSet] = {f"{row[0]}_{row[1]}": DemoSet(*row) for row in _TABLE}

@@ -44,6 +44,9 @@ SIZES = {
     "novel_test": 30,
     "figures_train": 12,
     "figures_test": 12,
+    "scenes_val": 12,
+    "novel_val": 12,
+    "figures_val": 12,
 }
 COCO_SETS = [name for name in SETS if not name.startswith("objects")]
 VOC_SETS = [name for name in COCO_SETS if not name.startswith("figures")]
