@@ -138,7 +138,7 @@ def test_optional_packages_are_named_when_they_are_needed(tmp_path, monkeypatch)
     with pytest.raises(WeightsError, match="need the package safetensors: pip install"):
         read_backbone(path)
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(WeightsError, match="vision transformers need the package timm"):
+    with pytest.raises(WeightsError, match="timm's own network: pip install timm"):
         read_backbone(vit)
     path = str(SAMPLES["timm"].save(tmp_path))
     assert convert(path, str(tmp_path / "o.pkl"), source_format="timm").difference <= 1e-5
