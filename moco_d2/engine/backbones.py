@@ -3,26 +3,60 @@
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY
 
+from moco_d2.engine.norm import check_norms
+from moco_d2.errors import UserError
 from moco_d2.modeling.vit import PRETRAINED, check_vit, vit_architecture_of
 from moco_d2.modeling.vit_pyramid import check_vit_pyramid
 
 # Name of a ViT's builder -> what refuses a config that it cannot build.
 VITS = {PRETRAINED: check_vit, "build_vit_sfp_backbone": check_vit_pyramid}
 
+# What detectron2 builds.
+RESNET_DEPTHS = (18, 34, 50, 101, 152)
+RESNET_STAGES = ("stem", "res2", "res3", "res4", "res5")
+
 
 def is_vit(cfg: CfgNode) -> bool:
     return cfg.MODEL.BACKBONE.NAME in VITS
 
 
-def check_backbone(cfg: CfgNode) -> None:
-    """Refuse a ViT that cannot be built.
+def check_architecture(cfg: CfgNode) -> None:
+    """Refuse a model of unknown parts, and a ResNet or a ViT that cannot be built.
 
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
+    for key, name, registry in (
+        ("META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE, META_ARCH_REGISTRY),
+        ("BACKBONE.NAME", cfg.MODEL.BACKBONE.NAME, BACKBONE_REGISTRY),
+    ):
+        if name not in registry:
+            raise UserError(
+                f"MODEL.{key} is {name!r}; known: {', '.join(sorted(n for n, _ in registry))}"
+            )
+    check_norms(cfg)
     if is_vit(cfg):
         VITS[cfg.MODEL.BACKBONE.NAME](cfg)
+    elif "resnet" in cfg.MODEL.BACKBONE.NAME:
+        _check_resnet(cfg.MODEL.RESNETS)
+
+
+def _check_resnet(resnets: CfgNode) -> None:
+    if resnets.DEPTH not in RESNET_DEPTHS:
+        raise UserError(f"MODEL.RESNETS.DEPTH is {resnets.DEPTH}; known: {RESNET_DEPTHS}")
+    if resnets.DEPTH < 50 and resnets.RES2_OUT_CHANNELS != 64:
+        raise UserError(
+            f"MODEL.RESNETS.RES2_OUT_CHANNELS is {resnets.RES2_OUT_CHANNELS}, and detectron2's "
+            f"ResNet-{resnets.DEPTH} has 64 channels there; set it to 64"
+        )
+    unknown = [name for name in resnets.OUT_FEATURES if name not in RESNET_STAGES]
+    if unknown or not resnets.OUT_FEATURES:
+        raise UserError(
+            f"MODEL.RESNETS.OUT_FEATURES is {list(resnets.OUT_FEATURES)}; give at least one of "
+            f"{', '.join(RESNET_STAGES)}"
+        )
 
 
 def has_batch_norm(cfg: CfgNode) -> bool:

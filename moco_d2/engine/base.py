@@ -14,7 +14,7 @@ from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
 from moco_d2.engine import recipe
 from moco_d2.engine.agreement import not_finite
 from moco_d2.engine.alarms import Alarms
-from moco_d2.engine.backbones import check_backbone
+from moco_d2.engine.backbones import check_architecture
 from moco_d2.engine.distributed import create_ddp_model
 from moco_d2.engine.history import ScalarHistory, forget_metrics
 from moco_d2.engine.hooks import Checkpoints, Evaluation, ScalarWriter
@@ -22,6 +22,7 @@ from moco_d2.engine.scalars import ScalarBuffer
 from moco_d2.engine.signals import saved_on_signal
 from moco_d2.engine.step import PRECISIONS, NotFinite, Step
 from moco_d2.engine.throughput import Throughput
+from moco_d2.engine.values import check_values
 from moco_d2.errors import UserError
 
 
@@ -78,10 +79,9 @@ class BaseTrainer(DefaultTrainer):
         """
         cfg = cfg.clone()
         cfg.defrost()
-        if cfg.LOG_PERIOD < 1:
-            raise UserError(f"LOG_PERIOD is {cfg.LOG_PERIOD}; it must be at least 1")
+        check_values(cfg)
         recipe.check_checkpoints(cfg)
-        check_backbone(cfg)
+        check_architecture(cfg)
         notes = recipe.resolve_device(cfg)
         amp = cfg.SOLVER.AMP
         if amp.ENABLED and amp.PRECISION not in PRECISIONS:

@@ -9,6 +9,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, DatasetEvaluators
 from detectron2.utils.file_io import PathManager
 
+from moco_d2.engine.config_file import read_config_file
 from moco_d2.errors import UserError
 
 # What an annotation of DensePose has.
@@ -21,8 +22,7 @@ def add_densepose_keys(cfg: CfgNode, config_file: str) -> None:
     Raises:
         UserError: they do, and DensePose is not installed.
     """
-    content = CfgNode.load_yaml_with_base(config_file)
-    if "DENSEPOSE_ON" not in (content.get("MODEL") or {}):
+    if "DENSEPOSE_ON" not in (read_config_file(config_file).get("MODEL") or {}):
         return
     try:
         from densepose import add_dataset_category_config, add_densepose_config

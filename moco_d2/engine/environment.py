@@ -65,9 +65,19 @@ def find_job(
             tcp://host:port of machine 0, or "auto" on a single machine.
 
     Raises:
-        UserError: arguments and environment contradict each other, or machines have unequal
-            numbers of processes.
+        UserError: there is no process to start, arguments and environment contradict each other,
+            or machines have unequal numbers of processes.
     """
+    if num_gpus < 1 or num_machines < 1:
+        raise UserError(
+            f"--num-gpus is {num_gpus} and --num-machines {num_machines}; each must be at least 1 "
+            "(without GPUs, --num-gpus counts processes)"
+        )
+    if not 0 <= machine_rank < num_machines:
+        raise UserError(
+            f"--machine-rank is {machine_rank}; with --num-machines {num_machines} it is one of 0 "
+            f"to {num_machines - 1}"
+        )
     for name, keys, read in (("torchrun", _TORCHRUN, _torchrun), ("SLURM", _SLURM, _slurm)):
         if all(key in environ for key in keys):
             job = read(environ, num_gpus)

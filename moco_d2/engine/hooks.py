@@ -1,7 +1,7 @@
 """What pretraining adds to every step, one duty per hook."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
@@ -27,6 +27,19 @@ def _half_cosine(momentum: float, progress: float) -> float:
 MOMENTUM_SCHEDULES = {"constant": _constant, "cosine": _half_cosine}
 
 
+def momentum_schedule(name: str) -> Callable[[float, float], float]:
+    """A schedule of `MOMENTUM_SCHEDULES`: (m at the start, share of the run done) -> m now.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name not in MOMENTUM_SCHEDULES:
+        raise UserError(
+            f"MODEL.MOCO.MOMENTUM_SCHEDULE is {name!r}; known: {sorted(MOMENTUM_SCHEDULES)}"
+        )
+    return MOMENTUM_SCHEDULES[name]
+
+
 class KeyEncoderUpdate(HookBase):
     """Ends each step of a model that has `finish_step`: enqueue, then the key encoder's update.
 
@@ -40,13 +53,9 @@ class KeyEncoderUpdate(HookBase):
             momentum: m at the first iteration.
             schedule: a key of `MOMENTUM_SCHEDULES`.
         """
-        if schedule not in MOMENTUM_SCHEDULES:
-            raise UserError(
-                f"MODEL.MOCO.MOMENTUM_SCHEDULE is {schedule!r}; known: {sorted(MOMENTUM_SCHEDULES)}"
-            )
         self._model = unwrap(model)
         self._momentum = momentum
-        self._schedule = MOMENTUM_SCHEDULES[schedule]
+        self._schedule = momentum_schedule(schedule)
 
     def after_step(self):
         momentum = self._schedule(self._momentum, self.trainer.iter / self.trainer.max_iter)
@@ -139,10 +148,11 @@ class Checkpoints(HookBase):
 
 
 class Evaluation(hooks.EvalHook):
-    """Evaluates every so many iterations and at the end, unless a signal has stopped the run."""
+    """Evaluates every so many iterations and at the end, unless a signal has stopped the run or
+    its last step has failed, which an error of the evaluation would hide."""
 
     def after_train(self):
-        if not self.trainer.stop_signal:
+        if not self.trainer.stop_signal and self.trainer.iter >= self.trainer.max_iter:
             super().after_train()
 
 

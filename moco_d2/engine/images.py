@@ -21,6 +21,7 @@ from moco_d2.engine.compilation import compile_encoders_
 from moco_d2.engine.hooks import AverageRunningStatistics, UnreadableImagesCheck
 from moco_d2.engine.identity import RunIdentity
 from moco_d2.engine.spikes import SpikeCounter
+from moco_d2.engine.values import check_image_values
 from moco_d2.solver.build import build_pretrain_optimizer
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class ImageTrainer(BaseTrainer):
     def effective_config(cls, cfg, world_size):
         cfg, notes = super().effective_config(cfg, world_size)
         cfg.defrost()
+        check_image_values(cfg, cls.view_recipes(cfg))
         notes += recipe.resolve_seed(cfg)
         images = cls.training_images(cfg)
         checked = cls.check(cfg, images, world_size)

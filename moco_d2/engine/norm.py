@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 
 from detectron2.config import CfgNode
+from detectron2.layers import get_norm
+
+from moco_d2.errors import UserError
 
 # torch's SyncBatchNorm, under both of detectron2's names for it. It needs GPUs.
 SYNCHRONISED = ("SyncBN", "nnSyncBN")
@@ -43,6 +46,21 @@ def resolve_norms(cfg: CfgNode, world_size: int, has_cuda: bool) -> list[str]:
                 f"SyncBN has those of all {batch}"
             )
     return lines
+
+
+def check_norms(cfg: CfgNode) -> None:
+    """
+    Raises:
+        UserError: a key named NORM has a value that detectron2 does not know.
+    """
+    for path, node in _norms(cfg, ""):
+        try:
+            get_norm(node.NORM, 32)  # channels that divide into GN's groups
+        except KeyError as error:
+            raise UserError(
+                f"{path} is {node.NORM!r}; known: BN, SyncBN, naiveSyncBN, FrozenBN, GN, LN, and "
+                "'' for none"
+            ) from error
 
 
 def has_batch_norm(cfg: CfgNode) -> bool:

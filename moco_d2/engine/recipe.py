@@ -12,6 +12,7 @@ from moco_d2.engine.mechanism import (
     check_dictionary,
     dictionary_rows,
 )
+from moco_d2.engine.values import check_moco_values
 from moco_d2.errors import UserError
 
 
@@ -93,7 +94,7 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
-    moco = cfg.MODEL.MOCO
+    check_moco_values(cfg.MODEL.MOCO)
     check_groups(cfg, world_size)
     check_frozen(cfg)
     if cfg.DATASETS.FEW_LABELS:
@@ -101,10 +102,6 @@ def check_pretraining(cfg: CfgNode, num_images: int, world_size: int) -> list[st
             f"DATASETS.FEW_LABELS {cfg.DATASETS.FEW_LABELS:g} is for training with labels, and "
             f"{cfg.MODEL.META_ARCHITECTURE} uses none; set it to 0.0"
         )
-    if not 0.0 <= moco.MOMENTUM < 1.0:
-        raise UserError(f"MODEL.MOCO.MOMENTUM is {moco.MOMENTUM}; it must lie in [0, 1)")
-    if moco.TEMPERATURE <= 0:
-        raise UserError(f"MODEL.MOCO.TEMPERATURE is {moco.TEMPERATURE}; it must be above 0")
     check = check_batch_keys if cfg.MODEL.META_ARCHITECTURE == "MoCoV3" else check_dictionary
     warnings = check(cfg, num_images)
     if is_vit(cfg) and cfg.MODEL.VIT.IMG_SIZE != cfg.INPUT.VIEWS.SIZE:

@@ -19,6 +19,7 @@ from moco_d2.checkpoint.files import replaced_file
 from moco_d2.config import add_moco_config
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.classification import ClassificationTrainer
+from moco_d2.engine.config_file import merge_config_file_
 from moco_d2.engine.densepose import add_densepose_keys
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job
@@ -87,10 +88,8 @@ def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]
     cfg = get_cfg()
     add_moco_config(cfg)
     if args.config_file:
-        if not os.path.isfile(args.config_file):
-            raise FileNotFoundError(f"no config file {args.config_file}")
         add_densepose_keys(cfg, args.config_file)
-        cfg.merge_from_file(args.config_file)
+        merge_config_file_(cfg, args.config_file)
     cfg.merge_from_list(args.opts)
     if args.eval_only and not cfg.DATASETS.TEST:
         raise UserError("--eval-only has nothing to evaluate on: name a data set in DATASETS.TEST")

@@ -112,8 +112,11 @@ def evaluate_knn(cfg: CfgNode, model: nn.Module) -> OrderedDict:
         model: eval forward returns L2-normalised features (N, C), as MoCo's does.
 
     Returns:
-        `{"knn": {"top1": percent, "top5": percent}}`, by data set when there are several.
+        `{"knn": {"top1": percent, "top5": percent}}`, by data set when there are several; nothing
+        without a set.
     """
+    if not cfg.DATASETS.TEST:
+        return OrderedDict()
     was_training = model.training
     model.eval()
     knn, bank = cfg.TEST.KNN, None

@@ -17,7 +17,7 @@ from moco_d2.checkpoint.naming import NAMINGS
 from moco_d2.checkpoint.reading import read_backbone
 from moco_d2.checkpoint.verify import architecture_title
 from moco_d2.data.index import ImageIndex
-from moco_d2.engine.backbones import backbone_architecture, check_backbone
+from moco_d2.engine.backbones import backbone_architecture, check_architecture
 from moco_d2.errors import UserError
 from moco_d2.evaluation.features import feature_batches
 from moco_d2.modeling.inputs import ImageModel
@@ -105,7 +105,7 @@ def random_features(cfg: CfgNode, seed: int) -> FrozenFeatures:
     Raises:
         UserError: it cannot be built.
     """
-    check_backbone(cfg)
+    check_architecture(cfg)
     seed_all_rng(seed)
     return FrozenFeatures(build_backbone(cfg), backbone_architecture(cfg), convention_of(cfg))
 

@@ -53,7 +53,16 @@ def build_projection_head(
         layers: of an MLP.
 
     Raises:
-        UserError: for an unknown kind, or an MLP of less than two layers.
+        UserError: see :func:`check_projection_head`.
+    """
+    check_projection_head(kind, hidden_dim, out_dim, layers)
+    return PROJECTION_HEADS[kind](in_dim, hidden_dim or in_dim, out_dim, layers)
+
+
+def check_projection_head(kind: str, hidden_dim: int, out_dim: int, layers: int) -> None:
+    """
+    Raises:
+        UserError: for an unknown kind, an MLP of less than two layers, or one without width.
     """
     if kind not in PROJECTION_HEADS:
         raise UserError(f"MODEL.MOCO.HEAD is {kind!r}; known: {sorted(PROJECTION_HEADS)}")
@@ -62,7 +71,11 @@ def build_projection_head(
             f"MODEL.MOCO.HEAD_LAYERS is {layers}; an MLP has at least 2 (a head of one layer is "
             "MODEL.MOCO.HEAD linear)"
         )
-    return PROJECTION_HEADS[kind](in_dim, hidden_dim or in_dim, out_dim, layers)
+    if out_dim < 1 or hidden_dim < 0:
+        raise UserError(
+            f"MODEL.MOCO.DIM is {out_dim} and MLP_DIM {hidden_dim}: give a DIM of at least 1, and "
+            "an MLP_DIM above 0, or 0 for that of the head's input"
+        )
 
 
 def build_predictor(dim: int, hidden_dim: int, last_norm: bool) -> nn.Module:

@@ -39,10 +39,7 @@ def build_pretrain_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     (`SOLVER.WEIGHT_DECAY_NORM`, `WEIGHT_DECAY_BIAS`, `CLIP_GRADIENTS`).
     """
     solver = cfg.SOLVER
-    if solver.OPTIMIZER not in OPTIMIZERS:
-        raise UserError(
-            f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; known: {', '.join(sorted(OPTIMIZERS))}"
-        )
+    check_optimizer(solver)
     params = get_default_optimizer_params(
         model,
         base_lr=solver.BASE_LR,
@@ -51,3 +48,14 @@ def build_pretrain_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
     )
     return maybe_add_gradient_clipping(cfg, OPTIMIZERS[solver.OPTIMIZER](params, solver))
+
+
+def check_optimizer(solver: CfgNode) -> None:
+    """
+    Raises:
+        UserError: `OPTIMIZER` is not known.
+    """
+    if solver.OPTIMIZER not in OPTIMIZERS:
+        raise UserError(
+            f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; known: {', '.join(sorted(OPTIMIZERS))}"
+        )

@@ -75,6 +75,9 @@ def test_without_a_launcher_the_arguments_count():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"num_gpus": 0, "environ": {}}, "--num-gpus is 0"),
+        ({"num_gpus": -1, "environ": {}}, "--num-gpus is -1"),
+        ({"num_machines": 2, "machine_rank": 2, "environ": {}}, "it is one of 0 to 1"),
         ({"num_machines": 2, "environ": {}}, "--dist-url auto works on one machine"),
         ({"dist_url": "10.0.0.1:4000", "environ": {}}, "must be tcp://host:port"),
         ({"num_gpus": 4, "environ": torchrun(0, 2, 0, 2)}, "--num-gpus is 4, but torchrun runs 2"),

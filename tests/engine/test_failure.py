@@ -9,10 +9,12 @@ import jobs
 import pytest
 import torch
 import torch.distributed as dist
+from detectron2.engine import TrainerBase
 from support import run_processes
 from torch.multiprocessing import ProcessExitedException
 
 from moco_d2.engine.guard import FOLLOWER_EXIT
+from moco_d2.engine.hooks import Evaluation
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,28 @@ def test_a_killed_loader_worker_gives_a_sentence(images, tmp_path):
     assert jobs.run_job(cfg, trainer=jobs.LoaderKilled) == [2]
     log = (tmp_path / "log.txt").read_text()
     assert "shared memory" in log and "DATALOADER.NUM_WORKERS (now 2" in log
+
+
+class ThreeSteps(TrainerBase):
+    """Steps 0, 1 and 2, of which one may fail."""
+
+    stop_signal = 0
+
+    def __init__(self, fails: int | None, evaluate):
+        super().__init__()
+        self.fails = fails
+        self.register_hooks([Evaluation(0, evaluate)])
+
+    def run_step(self):
+        if self.iter == self.fails:
+            raise RuntimeError("the step failed")
+
+
+def test_the_error_of_the_last_step_is_not_hidden_by_an_evaluation():
+    evaluated = []
+    ThreeSteps(None, lambda: evaluated.append(1)).train(0, 3)
+    assert evaluated == [1]
+    for fails in (1, 2):
+        with pytest.raises(RuntimeError, match="the step failed"):
+            ThreeSteps(fails, lambda: evaluated.append(1)).train(0, 3)
+    assert evaluated == [1]

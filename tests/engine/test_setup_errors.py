@@ -41,6 +41,31 @@ def test_main_config_without_imagenet_names_the_folder_and_the_two_ways_out(tmp_
         (["MODEL.MOCO.QUEUE_SIZE", "big"], "QUEUE_SIZE"),
         (["SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "int8"], "float16"),
         (["LOG_PERIOD", "0"], "LOG_PERIOD is 0"),
+        (["MODEL.META_ARCHITECTURE", "MoCov3"], "'MoCov3'; known: GeneralizedRCNN, "),
+        (["MODEL.BACKBONE.NAME", "resnet50"], "'resnet50'; known: build_plain_resnet_fpn_backbone"),
+        (["MODEL.RESNETS.DEPTH", "20"], "DEPTH is 20; known: (18, 34, 50, 101, 152)"),
+        (["MODEL.RESNETS.DEPTH", "18"], "RES2_OUT_CHANNELS is 256"),
+        (["MODEL.RESNETS.OUT_FEATURES", "['res6']"], "OUT_FEATURES is ['res6']; give at least one"),
+        (["MODEL.RESNETS.NORM", "BatchNorm"], "MODEL.RESNETS.NORM is 'BatchNorm'; known: BN, "),
+        (["MODEL.RESNETS.NORM", "SyncBN"], "RESNETS.NORM is SyncBN: in pretraining"),
+        (["MODEL.MOCO.HEAD", "mpl"], "MODEL.MOCO.HEAD is 'mpl'; known"),
+        (["MODEL.MOCO.DIM", "0"], "MODEL.MOCO.DIM is 0"),
+        (["MODEL.MOCO.MOMENTUM_SCHEDULE", "linear"], "'linear'; known: ['constant', 'cosine']"),
+        (["MODEL.DEVICE", "tpu"], "MODEL.DEVICE is 'tpu'"),
+        (["MODEL.PIXEL_STD", "[0.0, 1.0, 1.0]"], "deviations above 0"),
+        (["MODEL.PIXEL_MEAN", "[1.0]"], "a value for each channel"),
+        (["INPUT.VIEWS.SIZE", "0"], "INPUT.VIEWS.SIZE is 0"),
+        (["INPUT.VIEWS.KEY", "moco"], "Unknown view recipe 'moco'"),
+        (["SOLVER.OPTIMIZER", "ADAM"], "'ADAM'; known: ADAMW, LARS, SGD"),
+        (["SOLVER.LR_SCHEDULER_NAME", "Cosine"], "'Cosine'; known: WarmupMultiStepLR, "),
+        (["SOLVER.BASE_LR", "0.0"], "BASE_LR is 0; it must be above 0"),
+        (["SOLVER.EPOCHS", "0", "SOLVER.MAX_ITER", "0"], "MAX_ITER is 0"),
+        (
+            ["SOLVER.CLIP_GRADIENTS.ENABLED", "True", "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "full"],
+            "CLIP_TYPE is 'full'; known: value, norm",
+        ),
+        (["DATALOADER.NUM_WORKERS", "-1"], "NUM_WORKERS is -1; it must be at least 0"),
+        (["TEST.KNN.K", "0"], "TEST.KNN.K is 0"),
         (["--eval-only"], "name a data set in DATASETS.TEST"),
     ],
 )
@@ -55,6 +80,22 @@ def test_errors_are_one_line_and_nothing_is_written(argv, message, tmp_path, cap
 def test_a_missing_config_file_is_named(capsys):
     assert run(["--config", "configs/none.yaml"], "") == 2
     assert capsys.readouterr().err == "error: no config file configs/none.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"MODEL: [", "as YAML: while parsing a flow node"),
+        (b"MODEL only", "it holds no KEY: VALUE lines"),
+        (bytes(range(128, 256)), "as YAML: "),
+    ],
+)
+def test_a_file_that_is_no_config_is_named(tmp_path, capsys, content, message):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    assert run(["--config", str(path)], "") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path} is no config") and message in line
 
 
 @pytest.fixture(scope="module")

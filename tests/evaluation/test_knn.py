@@ -10,7 +10,7 @@ from support import tiny_pretrain_config
 from moco_d2.data.datasets import load_image_index
 from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.evaluation import knn
-from moco_d2.evaluation.features import _subset, extract_features
+from moco_d2.evaluation.features import _subset, evaluate_knn, extract_features
 from moco_d2.evaluation.knn import accuracy, knn_predict, nearest_neighbours
 
 
@@ -91,6 +91,11 @@ def test_eval_only_classifies_folders_with_and_without_a_bank(tmp_path):
     for knn_bank in ("", str(bank)):
         cfg = tiny_pretrain_config(tmp_path / "out", TEST__KNN__BANK=knn_bank, **options)
         assert PretrainTrainer.eval_only(cfg) == {"knn": {"top1": 100.0, "top5": 100.0}}
+
+
+def test_without_sets_to_judge_no_bank_is_asked_for(tmp_path):
+    cfg = tiny_pretrain_config(DATASETS__TEST=(), TEST__KNN__BANK="nowhere")
+    assert evaluate_knn(cfg, PretrainTrainer.build_model(cfg)) == {}
 
 
 def test_a_limited_bank_holds_all_classes_though_labels_take_turns():
