@@ -33,14 +33,13 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in tools/train_net.py
 
-import torch
 from detectron2.utils.logger import setup_logger
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from moco_d2.engine.environment import find_job
 from moco_d2.engine.setup import sentence
 from moco_d2.errors import UserError
-from moco_d2.evaluation.inits import add_init_arguments, networks_of
+from moco_d2.evaluation.inits import add_init_arguments, at_least, device_of, networks_of
 from moco_d2.evaluation.probe import Settings, describe, load_sets, run_probe
 
 
@@ -80,22 +79,24 @@ def build_parser() -> argparse.ArgumentParser:
     add("--deep-range", type=int, nargs=2, metavar="VALUE", help="INPUT.DEEP_RANGE, for 16 bits")
     add("--few-labels", type=float, default=0.0, help="a share of each class, or so many images")
     add("--learning-rates", type=float, nargs="+", metavar="LR", help="a head for each")
-    add("--epochs", type=int, default=Settings.epochs, help="of the heads (default: 100)")
+    add("--epochs", type=at_least(1), default=Settings.epochs, help="of the heads (default: 100)")
     add("--standardise", action="store_true", help="channels of mean 0 and std 1 for the heads")
-    add("--num-gpus", type=int, default=1, help="processes for the features")
-    add("--workers", type=int, help="that load images, of each process (default: 4, 0 on a CPU)")
+    add("--num-gpus", type=at_least(1), default=1, help="processes for the features")
+    add(
+        "--workers",
+        type=at_least(0),
+        help="that load images, of each process (default: 4, 0 on a CPU)",
+    )
     add("--device", help="cuda or cpu (default: cuda where there is one)")
     add_init_arguments(parser)
     return parser
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_of(args)
     rates = tuple(args.learning_rates or Settings.learning_rates)
     if len({f"{rate:g}" for rate in rates}) < len(rates) or min(rates) <= 0:
         raise UserError(f"--learning-rates are {rates}: give different numbers above 0")
-    if args.epochs < 1:
-        raise UserError(f"--epochs is {args.epochs}: give at least 1")
     return Settings(
         size=args.size,
         deep_range=tuple(args.deep_range or Settings.deep_range),

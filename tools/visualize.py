@@ -26,13 +26,12 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in tools/train_net.py
 
-import torch
 from detectron2.utils.logger import setup_logger
 
 from moco_d2.data.datasets import load_image_index
 from moco_d2.engine.setup import sentence, setup
 from moco_d2.errors import UserError
-from moco_d2.evaluation.inits import add_init_arguments, networks_of
+from moco_d2.evaluation.inits import add_init_arguments, at_least, device_of, networks_of
 from moco_d2.visualization.feature_pictures import Reading, embedding_picture, neighbours_picture
 from moco_d2.visualization.views import draw_view_pairs
 
@@ -43,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not args.output.endswith(".png"):
             raise UserError(f"--output {args.output} does not end in .png: name such a file")
+        folder = os.path.dirname(args.output) or "."
+        if not os.path.isdir(folder):
+            raise UserError(f"--output {args.output}: there is no folder {folder}; make it first")
         args.draw(args)
     except (ValueError, KeyError, AssertionError, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
@@ -61,7 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
     views.set_defaults(draw=draw_views)
     _add_output(views, "views.png")
     views.add_argument("--config", required=True, metavar="FILE.yaml", help="of a pretraining")
-    views.add_argument("--images", type=_number, default=24, help="that are shown (default: 24)")
+    views.add_argument(
+        "--images", type=at_least(1), default=24, help="that are shown (default: 24)"
+    )
     views.add_argument("options", nargs=argparse.REMAINDER, metavar="KEY VALUE")
 
     near = commands.add_parser("neighbours", help="nearest neighbours of some images")
@@ -70,8 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_images(near, 5000, "search")
     whose = near.add_mutually_exclusive_group()
     whose.add_argument("--queries", nargs="+", metavar="NAME", help="images, all of them")
-    whose.add_argument("--count", type=_number, default=8, help="or so many of --images")
-    near.add_argument("--k", type=_number, default=8, help="neighbours (default: 8)")
+    whose.add_argument("--count", type=at_least(1), default=8, help="or so many of --images")
+    near.add_argument("--k", type=at_least(1), default=8, help="neighbours (default: 8)")
     add_init_arguments(near)
 
     embedding = commands.add_parser("embedding", help="a map of images in two dimensions")
@@ -130,23 +134,22 @@ def _add_output(parser: argparse.ArgumentParser, default: str) -> None:
 def _add_images(parser: argparse.ArgumentParser, most: int, verb: str) -> None:
     add = parser.add_argument
     add("--images", nargs="+", required=True, metavar="NAME", help=f"data sets to {verb}")
-    add("--max-images", type=int, default=most, help=f"{verb} so many; 0: all (default: {most})")
-    add("--size", type=_number, default=Reading.size, help="of the centre crops (default: 224)")
+    add(
+        "--max-images",
+        type=at_least(0),
+        default=most,
+        help=f"{verb} so many; 0: all (default: {most})",
+    )
+    add("--size", type=at_least(1), default=Reading.size, help="of the centre crops (default: 224)")
     add("--deep-range", type=int, nargs=2, metavar="VALUE", help="INPUT.DEEP_RANGE, for 16 bits")
-    add("--workers", type=int, default=0, help="processes that read images")
+    add("--workers", type=at_least(0), default=0, help="processes that read images")
     add("--device", help="cuda or cpu (default: cuda where there is one)")
-
-
-def _number(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return int(text)
 
 
 def _reading(args: argparse.Namespace) -> Reading:
     return Reading(
         args.size,
-        args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device_of(args),
         args.workers,
         tuple(args.deep_range or Reading.deep_range),
     )

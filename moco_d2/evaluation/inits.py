@@ -2,11 +2,15 @@
 
 import argparse
 import re
+from collections.abc import Callable
 
+import torch
 from detectron2.config import get_cfg
 
 from moco_d2.checkpoint.arguments import add_reading_arguments, reading_options
 from moco_d2.config import add_moco_config
+from moco_d2.engine.config_file import merge_config_file_
+from moco_d2.engine.values import check_device
 from moco_d2.errors import UserError
 from moco_d2.evaluation.frozen_features import (
     FrozenFeatures,
@@ -25,6 +29,31 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of whatever is drawn at random (default: 0)")
     add_reading_arguments(parser)
     add("options", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="for the config")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number, `least` or more."""
+
+    def whole_number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not at least {least}")
+        return int(text)
+
+    return whole_number
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """--device, or cuda where there is one.
+
+    Raises:
+        UserError: the device is not known, or not there.
+    """
+    has_cuda = torch.cuda.is_available()
+    device = args.device or ("cuda" if has_cuda else "cpu")
+    check_device(device, "--device")
+    if device.startswith("cuda") and not has_cuda:
+        raise UserError(f"--device is {device}, and there is no CUDA on this machine; give cpu")
+    return device
 
 
 def networks_of(args: argparse.Namespace) -> dict[str, FrozenFeatures]:
@@ -56,6 +85,6 @@ def _random(args: argparse.Namespace) -> FrozenFeatures:
         raise UserError("--init random needs --config, which says of which architecture")
     cfg = get_cfg()
     add_moco_config(cfg)
-    cfg.merge_from_file(args.config)
+    merge_config_file_(cfg, args.config)
     cfg.merge_from_list(args.options)
     return random_features(cfg, args.seed)

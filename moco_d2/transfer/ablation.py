@@ -17,7 +17,14 @@ from moco_d2.transfer.cells import REPOSITORY, TRAIN_NET, Cell, Step, training_s
 from moco_d2.transfer.checks import dataset_size
 from moco_d2.transfer.grids import GRIDS, V1_DROPS, Grid, Variant
 from moco_d2.transfer.machine import places
-from moco_d2.transfer.plan import RANDOM, Task, refuse, settings, task_metrics
+from moco_d2.transfer.plan import (
+    RANDOM,
+    Task,
+    refuse,
+    settings,
+    task_metrics,
+    unusable_arguments,
+)
 from moco_d2.transfer.runner import only_runner
 
 KNN = "knn/top1"
@@ -173,8 +180,7 @@ def run_ablation(ablation: Ablation, at_once: int, command: str) -> int:
     unknown = [name for name in ablation.grids if name not in GRIDS]
     if unknown:
         raise UserError(f"there is no grid {unknown[0]!r}: give some of {', '.join(GRIDS)}")
-    if ablation.seeds < 1:
-        raise UserError(f"--seeds is {ablation.seeds}; it must be at least 1")
+    refuse(unusable_arguments("--seeds", ablation.seeds, ablation.num_gpus, ablation.options))
     cells = ablation.cells()
     refuse(ablation.problems)
     slots = places(at_once, ablation.num_gpus, ablation.on_gpu)

@@ -13,6 +13,7 @@ from torch import nn
 
 from moco_d2.checkpoint import WeightsError, load_detector_weights_
 from moco_d2.data.few_labels import few_images
+from moco_d2.engine.setup import sentence
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 from moco_d2.transfer.cells import DONE
@@ -93,7 +94,7 @@ def _attempt(plan: Plan, function: Callable, *args):
     try:
         return function(*args)
     except (ValueError, KeyError, AssertionError, OSError) as error:
-        plan.problems.append(str(error))
+        plan.problems.append(sentence(error))
         return None
 
 

@@ -12,7 +12,8 @@ from detectron2.data import MetadataCatalog
 
 from moco_d2.checkpoint.files import sha256
 from moco_d2.config import add_moco_config
-from moco_d2.engine.setup import setup
+from moco_d2.engine.setup import sentence, setup, trainer_of
+from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 from moco_d2.transfer.cells import REPOSITORY, Cell, training_step
 from moco_d2.transfer.published import published_results
@@ -129,17 +130,34 @@ def make_plan(
         problems,
     )
     _check_names(plan)
-    if trials < 1:
-        problems.append(f"--trials is {trials}; it must be at least 1")
+    problems += unusable_arguments("--trials", trials, num_gpus, options)
     if set(options[0::2]) & set(OWN_KEYS):
         problems.append(f"{', '.join(OWN_KEYS)} are each run's own: leave them out of KEY VALUE")
-    for task in plan.tasks:
+    has_configs = num_gpus > 0 and len(options) % 2 == 0
+    for task in plan.tasks if has_configs else ():
         for init in plan.inits:
             plan.configs[task.name, init.name] = cfg = _config(plan, task, init)
             if cfg is not None:
                 plan.cells += [_cell(plan, task, init, cfg, k + 1) for k in range(trials)]
     plan.cells.sort(key=lambda cell: cell.trial)  # a first result of everything, early
     return plan
+
+
+def unusable_arguments(name: str, trials: int, num_gpus: int, options: Sequence[str]) -> list[str]:
+    """Sentences on what of a command line no run can have.
+
+    Args:
+        name: of the option that says how many trials.
+        options: KEY VALUE pairs.
+    """
+    problems = [
+        f"{option} is {number}; it must be at least 1"
+        for option, number in ((name, trials), ("--num-gpus", num_gpus))
+        if number < 1
+    ]
+    if len(options) % 2:
+        problems.append(f"{' '.join(options)!r} are no pairs of KEY VALUE: one has no value")
+    return problems
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -234,8 +252,13 @@ def _config(plan: Plan, task: Task, init: Init) -> CfgNode | None:
     try:
         cfg, _ = setup(args, plan.num_gpus)
     except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        plan.problems.append(f"{task.name} from {init.name}: {text}")
+        plan.problems.append(f"{task.name} from {init.name}: {sentence(error)}")
+        return None
+    if trainer_of(cfg) is not TransferTrainer:
+        plan.problems.append(
+            f"{task.config} trains a {cfg.MODEL.META_ARCHITECTURE}, which is no transfer task; "
+            "name the config of a detector or of a semantic segmentor"
+        )
         return None
     return cfg
 

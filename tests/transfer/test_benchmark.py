@@ -116,6 +116,28 @@ def test_all_that_cannot_work_is_listed_at_once(backbone, tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("tasks", "num_gpus", "options", "problem"),
+    [
+        ([TASK], 0, [], "--num-gpus is 0; it must be at least 1"),
+        ([TASK], 1, ["SOLVER.MAX_ITER"], "'SOLVER.MAX_ITER' are no pairs of KEY VALUE"),
+        (
+            ["configs/demo/moco_v1.yaml"],
+            1,
+            ["DATASETS.TRAIN", "('moco_demo_scenes_train',)", "DATASETS.TEST", "()"],
+            "trains a MoCo, which is no transfer task",
+        ),
+    ],
+)
+def test_what_is_no_benchmark_is_one_problem(
+    datasets, tmp_path, monkeypatch, tasks, num_gpus, options, problem
+):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    plan = make_plan(str(tmp_path), tasks, ["random"], 1, num_gpus, options)
+    assert len(plan.problems) == 1 and problem in plan.problems[0]
+    assert plan.cells == []
+
+
 def test_few_labels_reach_every_run_and_are_checked(datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     plan = plan_of(tmp_path, "random", few_label=0.5)

@@ -211,6 +211,8 @@ def test_the_tool_draws_each_picture(images, weights, tmp_path, capsys):
         ("neighbours", ["--images", "nowhere"], "nowhere"),
         ("neighbours", ["--init", "random"], "--init random needs --config"),
         ("neighbours", ["--output", "a.jpg"], "--output a.jpg does not end in .png"),
+        ("neighbours", ["--output", "none/a.png"], "there is no folder none; make it first"),
+        ("embedding", ["--device", "tpu"], "--device is 'tpu'; give cpu"),
         ("embedding", ["--max-images", "2"], "at least 3 images; 2 can be read"),
         ("embedding", ["--perplexity", "1"], "--perplexity is 1: give more"),
     ],
