@@ -14,8 +14,8 @@ def check_requirements() -> None:
     """Check that torch and a detectron2 recent enough are there, without importing either.
 
     detectron2's version number did not change from 2021 to today's main, so its age is read from
-    its files: the ViT backbone came in 2022, and the releases before it fail with current Pillow
-    and NumPy.
+    its files: `REPEAT_SQRT`, which LVIS's sampler is asked for, is a config key since 28 March 2024
+    (commit afe9eb92), and versions of before August 2023 fail with current Pillow.
 
     Raises:
         ImportError: one line that says what is missing and how to install it.
@@ -30,8 +30,9 @@ def check_requirements() -> None:
             f"moco_d2 needs detectron2, which is not installed: {_PINNED}, or {_FROM_SOURCE}."
         )
     root = Path(list(spec.submodule_search_locations)[0])
-    if not (root / "modeling" / "backbone" / "vit.py").exists():
+    defaults = root / "config" / "defaults.py"
+    if not defaults.exists() or "REPEAT_SQRT" not in defaults.read_text(encoding="utf-8"):
         raise ImportError(
-            f"moco_d2 needs a detectron2 newer than 2021's v0.6; the one in {root} has no ViT "
-            f"backbone: {_PINNED}, or {_FROM_SOURCE}."
+            f"moco_d2 needs a detectron2 of April 2024 or later; the one in {root} is older: "
+            f"{_PINNED}, or {_FROM_SOURCE}."
         )

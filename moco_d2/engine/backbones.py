@@ -62,7 +62,8 @@ def _check_resnet(resnets: CfgNode) -> None:
 def has_batch_norm(cfg: CfgNode) -> bool:
     """Whether the images of a batch share statistics, in the backbone or in the heads."""
     in_backbone = not is_vit(cfg) and "BN" in cfg.MODEL.RESNETS.NORM
-    in_heads = cfg.MODEL.META_ARCHITECTURE == "MoCoV3" or cfg.MODEL.MOCO.HEAD == "mlp_bn"
+    kind, head = cfg.MODEL.META_ARCHITECTURE, cfg.MODEL.MOCO.HEAD
+    in_heads = kind == "MoCoV3" or (kind == "MoCo" and head == "mlp_bn")
     return in_backbone or in_heads
 
 

@@ -112,7 +112,6 @@ def _facts(cfg: CfgNode) -> dict[str, Any]:
     facts["images before the learning rate drops"] = [step * batch for step in solver.STEPS]
     facts["images of warm-up"] = solver.WARMUP_ITERS * batch
     facts["images of precise BN"] = cfg.TEST.PRECISE_BN.NUM_ITER * batch
-    facts["images of precise BN"] = cfg.TEST.PRECISE_BN.NUM_ITER * batch
     return facts
 
 
