@@ -9,7 +9,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, DatasetEvaluators
 from detectron2.utils.file_io import PathManager
 
-from moco_d2.engine.config_file import read_config_file
+from moco_d2.engine.configs import read_config_file
 from moco_d2.errors import UserError
 
 # What an annotation of DensePose has.

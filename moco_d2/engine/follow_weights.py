@@ -7,6 +7,7 @@ from detectron2.config import CfgNode
 
 from moco_d2.checkpoint import apply_input_convention, convention_of
 from moco_d2.checkpoint.convention import CONFIG_KEYS
+from moco_d2.engine.configs import flattened
 from moco_d2.errors import UserError
 
 Convention = Mapping[str, Any]
@@ -72,12 +73,4 @@ def _keys_in(config_file: str) -> set[str]:
     """The keys that a YAML file itself sets, without those of its `_BASE_`."""
     with open(config_file) as f:
         content = CfgNode.load_cfg(f)
-    return set(_flat(content, ""))
-
-
-def _flat(node: CfgNode, prefix: str) -> list[str]:
-    keys = []
-    for key, value in node.items():
-        nested = isinstance(value, CfgNode)
-        keys += _flat(value, f"{prefix}{key}.") if nested else [prefix + key]
-    return keys
+    return set(flattened(content))

@@ -19,7 +19,7 @@ from moco_d2.checkpoint.files import replaced_file
 from moco_d2.config import add_moco_config
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.classification import ClassificationTrainer
-from moco_d2.engine.config_file import merge_config_file_
+from moco_d2.engine.configs import merge_config_file_
 from moco_d2.engine.densepose import add_densepose_keys
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import find_job

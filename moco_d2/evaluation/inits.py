@@ -9,7 +9,7 @@ from detectron2.config import get_cfg
 
 from moco_d2.checkpoint.arguments import add_reading_arguments, reading_options
 from moco_d2.config import add_moco_config
-from moco_d2.engine.config_file import merge_config_file_
+from moco_d2.engine.configs import merge_config_file_
 from moco_d2.engine.values import check_device
 from moco_d2.errors import UserError
 from moco_d2.evaluation.frozen_features import (

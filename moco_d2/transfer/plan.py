@@ -12,6 +12,7 @@ from detectron2.data import MetadataCatalog
 
 from moco_d2.checkpoint.files import sha256
 from moco_d2.config import add_moco_config
+from moco_d2.engine.configs import flattened
 from moco_d2.engine.setup import sentence, setup, trainer_of
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
@@ -287,17 +288,9 @@ def settings(cfg: CfgNode) -> dict[str, Any]:
     by where a run is written."""
     defaults = get_cfg()
     add_moco_config(defaults)
-    base, flat = _flat(defaults), _flat(cfg)
+    base, flat = flattened(defaults), flattened(cfg)
     own = {"SEED", "OUTPUT_DIR", "MODEL.WEIGHTS"}
     return {k: v for k, v in flat.items() if k not in own and base.get(k, ...) != v}
-
-
-def _flat(node: CfgNode, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        nested = isinstance(value, CfgNode)
-        flat.update(_flat(value, f"{prefix}{key}.") if nested else {prefix + key: value})
-    return flat
 
 
 def refuse(problems: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from detectron2.config import CfgNode, get_cfg
 
 from moco_d2.config import add_moco_config
+from moco_d2.engine.configs import flattened
 from moco_d2.transfer.cells import REPOSITORY
 from moco_d2.transfer.published import published_results
 
@@ -105,7 +106,7 @@ def _published_facts(path: Path) -> dict[str, Any]:
 def _facts(cfg: CfgNode) -> dict[str, Any]:
     """What must be equal: most keys, and the schedule in images instead of iterations."""
     solver = cfg.SOLVER
-    facts = {key: value for key, value in _flat(cfg, "").items() if key not in _FREE}
+    facts = {k: _comparable(k, v) for k, v in flattened(cfg).items() if k not in _FREE}
     batch = solver.IMS_PER_BATCH
     facts["images seen"] = solver.MAX_ITER * batch
     facts["learning rate per image"] = solver.BASE_LR / batch
@@ -115,16 +116,10 @@ def _facts(cfg: CfgNode) -> dict[str, Any]:
     return facts
 
 
-def _flat(node: CfgNode, prefix: str) -> dict[str, Any]:
-    flat = {}
-    for key, value in node.items():
-        if isinstance(value, CfgNode):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        elif key == "NORM" and value in _SYNCHRONISED:
-            flat[prefix + key] = "SyncBN"
-        else:
-            flat[prefix + key] = _as_lists(value)
-    return flat
+def _comparable(key: str, value: Any) -> Any:
+    if key.endswith(".NORM") and value in _SYNCHRONISED:
+        return "SyncBN"
+    return _as_lists(value)
 
 
 def _as_lists(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Config files, read so that what is wrong with one is said in a sentence."""
+"""Config files, read so that what is wrong with one is said in a sentence; values by full keys."""
 
 import os
+from typing import Any
 
 import yaml
 from detectron2.config import CfgNode
@@ -36,3 +37,12 @@ def merge_config_file_(cfg: CfgNode, path: str) -> None:
     """
     read_config_file(path)
     cfg.merge_from_file(path)
+
+
+def flattened(node: CfgNode, prefix: str = "") -> dict[str, Any]:
+    """All values of a config by their full keys, such as MODEL.RESNETS.DEPTH."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        nested = isinstance(value, CfgNode)
+        flat.update(flattened(value, f"{prefix}{key}.") if nested else {prefix + key: value})
+    return flat
