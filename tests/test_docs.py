@@ -11,7 +11,7 @@ from moco_d2 import add_moco_config
 from moco_d2.checkpoint.table import FORMATS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def flatten(cfg: CfgNode, prefix: str = "") -> dict[str, object]:

@@ -206,6 +206,9 @@ def test_make_sets_up_before_demo_and_tests():
     tests = 'OMP_NUM_THREADS=1 ".venv/bin/python" -m pytest '
     assert dry_run("test").startswith("tools/setup_env.sh\n" + tests)
     assert dry_run("demo") == 'tools/setup_env.sh\n".venv/bin/python" tools/demo.py\n'
+    for target, options in (("benchmark", ""), ("benchmark-quick", " --quick")):
+        python = f'".venv/bin/python" tools/recorded_benchmark.py{options}\n'
+        assert dry_run(target) == f"tools/setup_env.sh\n{python}"
 
 
 def test_make_with_ones_own_environment_only_checks_it():

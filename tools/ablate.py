@@ -3,12 +3,15 @@
 
     tools/ablate.py --list
     tools/ablate.py momentum shuffle --seeds 3 --jobs 2 --output output/ablations
-    tools/ablate.py methods --seeds 3 --jobs 2 --output output/methods \\
-        --detect configs/demo/scenes_faster_rcnn_R18_FPN.yaml
+    tools/ablate.py methods:random,moco_v2 --seeds 3 --jobs 2 --output output/methods \\
+        --detect configs/demo/scenes_faster_rcnn_R18_FPN.yaml --val
+
+GRID:VARIANT,VARIANT runs some variants of a grid.
 
 Trailing KEY VALUE pairs go to every pretraining run. With --detect, each backbone is exported and
 fine-tuned with this config, too (it may be given several times), and AP is reported besides;
---detect-option KEY VALUE goes to every fine-tuning.
+--detect-option KEY VALUE goes to every fine-tuning. With --val the AP is that of the built-in sets'
+validation split: choose on it, so that the test split only reports.
 
 The built-in data set is looked for in $DETECTRON2_DATASETS; what is missing is said with the
 command that renders it. Results are in the form of tools/transfer_benchmark.py: results.json,
@@ -42,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--detect-option", nargs=2, action="append", default=[], metavar=("KEY", "VALUE")
     )
+    parser.add_argument("--val", action="store_true", help="detect on _val in place of _test sets")
     args = parser.parse_intermixed_args(argv)
     if args.list:
         print(list_grids())
@@ -59,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         options,
         args.detect,
         [word for pair in args.detect_option for word in pair],
+        args.val,
     )
     words = [os.path.basename(__file__), *(sys.argv[1:] if argv is None else argv)]
     try:

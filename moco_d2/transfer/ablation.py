@@ -1,5 +1,6 @@
 """Ablations: grids of pretraining recipes as cells, judged by kNN and, on request, by detection."""
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,11 +12,10 @@ from detectron2.config import CfgNode
 from tabulate import tabulate
 
 from moco_d2.engine.setup import sentence, setup
-from moco_d2.errors import UserError
 from moco_d2.transfer.benchmark import run_and_report
 from moco_d2.transfer.cells import REPOSITORY, TRAIN_NET, Cell, Step, training_step
 from moco_d2.transfer.checks import dataset_size
-from moco_d2.transfer.grids import GRIDS, V1_DROPS, Grid, Variant
+from moco_d2.transfer.grids import GRIDS, V1_DROPS, Grid, Variant, select_grid
 from moco_d2.transfer.machine import places
 from moco_d2.transfer.plan import (
     RANDOM,
@@ -37,9 +37,11 @@ class Ablation:
     """What is to be run.
 
     Attributes:
+        grids: see `select_grid`.
         options: KEY VALUE pairs of all pretraining.
         detect: configs that each backbone is fine-tuned with afterwards.
         detect_options: KEY VALUE pairs of all fine-tuning.
+        validate: evaluate what is fine-tuned on the `_val` sets in place of the `_test` sets.
     """
 
     root: Path
@@ -49,6 +51,7 @@ class Ablation:
     options: Sequence[str] = ()
     detect: Sequence[str] = ()
     detect_options: Sequence[str] = ()
+    validate: bool = False
     problems: list[str] = field(default_factory=list)
     on_gpu: bool = False  # whether any run needs one
 
@@ -57,11 +60,19 @@ class Ablation:
         cells = [
             cell
             for trial in range(1, self.seeds + 1)
-            for name in self.grids
-            for variant in GRIDS[name].variants
-            if (cell := self._cell(name, GRIDS[name], variant, trial)) is not None
+            for name, grid in self.selected().items()
+            for variant in grid.variants
+            if (cell := self._cell(name, grid, variant, trial)) is not None
         ]
         return cells
+
+    def selected(self) -> dict[str, Grid]:
+        """The grids, with the variants that are to be run.
+
+        Raises:
+            UserError: there is no such grid or variant.
+        """
+        return dict(map(select_grid, self.grids))
 
     def _cell(self, name: str, grid: Grid, variant: Variant, trial: int) -> Cell | None:
         cell = Cell(self.root, name, variant.name, trial, seed=trial)
@@ -105,7 +116,8 @@ class Ablation:
             command = (sys.executable, str(CONVERT), str(checkpoint), backbone, "--force")
             steps.append(Step("export", command))
         for path in self.detect:
-            options = ["SOLVER.CHECKPOINT_KEEP", "1", *self.detect_options, "SEED", str(cell.seed)]
+            options = ["SOLVER.CHECKPOINT_KEEP", "1", "SEED", str(cell.seed)]
+            options += self._detect_options(Path(path))
             cfg = self._config(Path(path), options)
             if cfg is None:
                 continue
@@ -125,6 +137,15 @@ class Ablation:
             )
         return steps
 
+    def _detect_options(self, config: Path) -> list[str]:
+        """KEY VALUE pairs of fine-tuning with a config."""
+        options = list(self.detect_options)
+        cfg = self._config(config, options) if self.validate else None
+        if cfg is not None:
+            sets = tuple(re.sub("_test$", "_val", name) for name in cfg.DATASETS.TEST)
+            options += ["DATASETS.TEST", str(sets)]
+        return options
+
     def _config(self, path: Path, options: Sequence[str]) -> CfgNode | None:
         """The effective config; all data sets that it names are there."""
         args = Namespace(config_file=str(path), opts=list(options), eval_only=False, resume=False)
@@ -142,22 +163,25 @@ class Ablation:
         """`tasks`, `inits` and `trials` of results.json."""
         detection = []
         for path in self.detect:
-            cfg = self._config(Path(path), self.detect_options)
+            cfg = self._config(Path(path), self._detect_options(Path(path)))
             task = Task(Path(path).stem, Path(path))
             detection += [f"{task.name}/{metric}" for metric in task_metrics(task, cfg)]
-        variants = {v.name: v for name in self.grids for v in GRIDS[name].variants}
+        grids = self.selected()
+        variants = {v.name: v for grid in grids.values() for v in grid.variants}
+        judged = "; what is fine-tuned is evaluated on the validation split" * self.validate
         return {
             "trials": self.seeds,
             "tasks": [
                 {
                     "name": name,
-                    "config": str(GRIDS[name].config),
-                    "protocol": f"{GRIDS[name].question} {GRIDS[name].source}",
+                    "config": str(grid.config),
+                    "protocol": f"{grid.question} {grid.source}{judged}",
                     "metric": KNN,
+                    "shown": [KNN, *(metric for metric in detection if metric.endswith("/AP"))],
                     "metrics": [KNN, CONTRASTIVE.removeprefix("[metric]"), *detection],
-                    "inits": [variant.name for variant in GRIDS[name].variants],
+                    "inits": [variant.name for variant in grid.variants],
                 }
-                for name in self.grids
+                for name, grid in grids.items()
             ],
             "inits": [
                 {"name": name, "weights": "", "sha256": "", "kind": variant.kind}
@@ -177,9 +201,6 @@ def run_ablation(ablation: Ablation, at_once: int, command: str) -> int:
         UserError: something cannot work.
         Stopped: on a signal; the same command goes on.
     """
-    unknown = [name for name in ablation.grids if name not in GRIDS]
-    if unknown:
-        raise UserError(f"there is no grid {unknown[0]!r}: give some of {', '.join(GRIDS)}")
     refuse(unusable_arguments("--seeds", ablation.seeds, ablation.num_gpus, ablation.options))
     cells = ablation.cells()
     refuse(ablation.problems)

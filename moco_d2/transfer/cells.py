@@ -245,7 +245,8 @@ def write_results(
         environment: machine and versions.
         date: of this start, YYYY-MM-DD.
         trials: of each task and initialisation.
-        tasks: `name`, `config`, `protocol`, `metric` (the first to look at) and `metrics`.
+        tasks: `name`, `config`, `protocol`, `metric` (the first to look at), `metrics` and, where
+            it is more than the first, `shown` (those with a table and a plot each).
         inits: `name`, `weights`, `sha256` and `kind`: random, supervised or pretrained.
     """
     content = {

@@ -1,8 +1,9 @@
 """The studies of tools/ablate.py: named grids of pretraining recipes on the built-in data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from moco_d2.errors import UserError
 from moco_d2.transfer.cells import REPOSITORY
 
 DEMO = REPOSITORY / "configs/demo"
@@ -114,3 +115,29 @@ GRIDS: dict[str, Grid] = {
         ),
     ),
 }
+
+
+def select_grid(text: str) -> tuple[str, Grid]:
+    """A grid by its name, with all its variants or some.
+
+    Args:
+        text: NAME, or NAME:VARIANT,VARIANT; the variants stay in the grid's order.
+
+    Returns:
+        name, grid.
+
+    Raises:
+        UserError: there is no such grid or variant.
+    """
+    name, _, chosen = text.partition(":")
+    if name not in GRIDS:
+        raise UserError(f"there is no grid {name!r}: give some of {', '.join(GRIDS)}")
+    grid, wanted = GRIDS[name], chosen.split(",") if chosen else []
+    known = [variant.name for variant in grid.variants]
+    unknown = [variant for variant in wanted if variant not in known]
+    if unknown:
+        raise UserError(
+            f"grid {name} has no variant {unknown[0]!r}: give some of {', '.join(known)}"
+        )
+    kept = tuple(v for v in grid.variants if not wanted or v.name in wanted)
+    return name, replace(grid, variants=kept)

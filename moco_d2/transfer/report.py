@@ -14,7 +14,7 @@ from moco_d2.transfer.report_content import content, row_word
 from moco_d2.transfer.report_html import to_html
 from moco_d2.transfer.report_plots import draw_bars, draw_curves
 from moco_d2.transfer.report_text import to_csv, to_markdown
-from moco_d2.transfer.summary import read_results
+from moco_d2.transfer.summary import read_results, shown_metrics
 from moco_d2.visualization.style import to_svg
 
 BARS = "{metric} by {row}. Bars: means; whiskers: ± one standard deviation; dots: trials"
@@ -59,16 +59,19 @@ def _draw(
     results: dict[str, Any], task: dict[str, Any], root: Path
 ) -> Iterator[tuple[str, str, Figure]]:
     """(file name without ending, description, figure) of a task's plots."""
-    rows = [r for r in results["summary"] if r["task"] == task["name"]]
-    if not any(row["metric"] == task["metric"] for row in rows):
-        return
-    name = re.sub(r"[^\w.-]+", "_", task["name"])
-    published = any(row["published"] for row in rows if row["metric"] == task["metric"])
-    seen = BARS.format(metric=task["metric"], row=row_word([task])) + PUBLISHED * published
-    yield f"{name}-bars", seen, draw_bars(results, task)
-    curves = draw_curves(results, task, root)
-    if curves is not None:
-        yield f"{name}-curves", CURVES.format(metric=task["metric"]), curves
+    for metric in shown_metrics(task):
+        rows = [r for r in results["summary"] if (r["task"], r["metric"]) == (task["name"], metric)]
+        if not rows:
+            continue
+        drawn = {**task, "metric": metric}
+        words = [task["name"], *([metric] if metric != task["metric"] else [])]
+        name = re.sub(r"[^\w.-]+", "_", "-".join(words))
+        published = any(row["published"] for row in rows)
+        seen = BARS.format(metric=metric, row=row_word([task])) + PUBLISHED * published
+        yield f"{name}-bars", seen, draw_bars(results, drawn)
+        curves = draw_curves(results, drawn, root)
+        if curves is not None:
+            yield f"{name}-curves", CURVES.format(metric=metric), curves
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

@@ -4,8 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moco_d2.transfer.cells import FAILED
+from moco_d2.transfer.progress import duration
 from moco_d2.transfer.published import Published, PublishedTask, published_results
-from moco_d2.transfer.summary import RANDOM, SUPERVISED, count_trials, finished, inits_of
+from moco_d2.transfer.summary import (
+    RANDOM,
+    SUPERVISED,
+    count_trials,
+    finished,
+    inits_of,
+    shown_metrics,
+)
 
 GAP = "–"  # a field that has no value
 
@@ -80,10 +88,11 @@ def _overview(results: dict[str, Any]) -> Section:
     missing = expected - done - len(failed)
     counts = f"{done} of {expected} runs are done"
     counts += f", {len(failed)} failed" * bool(failed) + f", {missing} missing" * bool(missing)
+    spent = sum(cell["seconds"] for cell in results["cells"] if not cell.get("same_run_as"))
     caption = "Mean ± standard deviation of the trials; only one trial: its value"
     return Section(
         "Results",
-        [f"{counts}."],
+        [f"{counts}." + f" Their times add up to {duration(spent)}." * bool(spent)],
         # Grids have no rows in common.
         [Table(caption, columns, rows)] if row_word(tasks) == "initialisation" else [],
         failures=_by_error(failed),
@@ -124,8 +133,9 @@ def _task(results: dict[str, Any], task: dict, plots: list[tuple[str, str]]) -> 
     name, published = task["name"], published_results().tasks.get(task["name"])
     protocol = task.get("protocol") or (published.protocol if published else "")
     sentences = [f"{protocol}."] if protocol else []
-    tables = [_comparison(results, task, [task["metric"]], task["metric"])]
-    others = [metric for metric in task["metrics"] if metric != task["metric"]]
+    shown = shown_metrics(task)
+    tables = [_comparison(results, task, [metric], metric) for metric in shown]
+    others = [metric for metric in task["metrics"] if metric not in shown]
     table = _comparison(results, task, others, "Other metrics", detail=True)
     tables += [table] if table.rows else []
     if published and task["departures"]:
@@ -159,7 +169,7 @@ def _comparison(
                 continue
             entries = [Entry(metric)] * detail + [Entry(init["name"])]
             if row is None:
-                entries.append(_primary(results, task, init["name"]))
+                entries.append(_primary(results, {**task, "metric": metric}, init["name"]))
                 entries += [Entry(GAP)] * (len(columns) - len(entries))
             else:
                 entries += [measured(row), Entry(str(row["n"]), row["n"])]

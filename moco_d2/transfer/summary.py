@@ -88,6 +88,11 @@ def inits_of(results: dict[str, Any], task: dict[str, Any]) -> list[dict[str, An
     return [init for init in results["inits"] if names is None or init["name"] in names]
 
 
+def shown_metrics(task: dict[str, Any]) -> list[str]:
+    """The metrics of a task that have a table and a plot each."""
+    return task.get("shown", [task["metric"]])
+
+
 def finished(results: dict[str, Any], task: str, init: str) -> list[dict[str, Any]]:
     """The finished cells of a task and an initialisation, by trial."""
     cells = (c for c in results["cells"] if (c["task"], c["init"]) == (task, init))

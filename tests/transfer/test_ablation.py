@@ -10,7 +10,7 @@ from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.errors import UserError
 from moco_d2.transfer import ablation as ablations
 from moco_d2.transfer.ablation import Ablation, run_ablation
-from moco_d2.transfer.grids import GRIDS, Grid, Variant
+from moco_d2.transfer.grids import GRIDS, Grid, Variant, select_grid
 from moco_d2.transfer.sharing import same_runs
 
 STEM = "scenes_faster_rcnn_R18_FPN"
@@ -37,7 +37,8 @@ FINE_TUNE = {
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
     sizes = dict.fromkeys(SETS, 0)
-    sizes |= {"objects_train": 24, "objects_val": 12, "scenes_train": 4, "scenes_test": 2}
+    sizes |= {"objects_train": 24, "objects_val": 12, "scenes_train": 4}
+    sizes |= {"scenes_test": 2, "scenes_val": 2}
     render_demo_data(str(root / "moco_demo"), sizes=sizes, workers=1)
     return str(root)
 
@@ -85,6 +86,27 @@ def test_grids_share_the_recipe_that_they_have_in_common(datasets, tmp_path, mon
     assert shared == {"momentum/m0.99/trial_1": [*demo, "steps/mlp_views_cosine/trial_1"]}
 
 
+def test_some_variants_of_a_grid_in_its_order():
+    name, grid = select_grid("momentum:m0.99,m0")
+    assert (name, [v.name for v in grid.variants]) == ("momentum", ["m0", "m0.99"])
+    assert select_grid("momentum")[1] == GRIDS["momentum"]
+    with pytest.raises(UserError, match="grid momentum has no variant 'm1': give some of m0, m0.9"):
+        select_grid("momentum:m0,m1")
+
+
+def test_what_is_chosen_is_judged_on_the_validation_split(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    how = {"options": words(PRETRAIN), "detect": [DETECT], "detect_options": words(FINE_TUNE)}
+    for validate, split in ((False, "test"), (True, "val")):
+        planned = Ablation(tmp_path, ["methods:random"], 1, **how, validate=validate)
+        (cell,) = planned.cells()
+        assert cell.inputs[f"{STEM} DATASETS.TRAIN"] == ("moco_demo_scenes_train",)
+        assert cell.inputs[f"{STEM} DATASETS.TEST"] == (f"moco_demo_scenes_{split}",)
+        (task,) = planned.describe()["tasks"]
+        assert ("validation split" in task["protocol"]) == validate
+        assert task["shown"] == ["knn/top1", f"{STEM}/bbox/AP"]
+
+
 def test_what_a_grid_sets_cannot_be_set_for_all(datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     options = [*words(PRETRAIN), "MODEL.MOCO.MOMENTUM", "0.5"]
@@ -100,16 +122,20 @@ def run_here(step):
     assert main(list(step.command[2:])) == 0
 
 
-def test_a_cell_goes_from_pretraining_to_detection(datasets, tmp_path, monkeypatch):
+def test_a_cell_goes_from_pretraining_to_detection_and_again_bit_for_bit(
+    datasets, tmp_path, monkeypatch
+):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     grid = Grid("Does it run?", "", (Variant("t0.2", {"MODEL.MOCO.TEMPERATURE": "0.2"}),))
     monkeypatch.setitem(ablations.GRIDS, "tiny", grid)
-    planned = Ablation(tmp_path, ["tiny"], 1, 1, words(PRETRAIN), [DETECT], words(FINE_TUNE))
-    (cell,) = planned.cells()
+    how = (["tiny"], 1, 1, words(PRETRAIN), [DETECT], words(FINE_TUNE))
+    planned, again = (Ablation(tmp_path / name, *how) for name in ("first", "again"))
+    (cell,), (repeated,) = planned.cells(), again.cells()
     assert [step.name for step in cell.steps] == ["pretrain", "export", f"detect_{STEM}"]
-    for step in cell.steps:
+    for step in (*cell.steps, *repeated.steps):
         run_here(step)
     metrics = cell.measured()
+    assert repeated.measured() == metrics
     assert 0 <= metrics["knn/top1"] <= 100 and 0 <= metrics["contrastive_acc1"] <= 100
     (task,) = planned.describe()["tasks"]
     assert task["metrics"] == [

@@ -289,12 +289,14 @@ def test_grids_have_variants_of_their_own(tmp_path):
     grids = {"momentum": {"m0": 20.0, "m0.999": 61.5}, "shuffle": {"off": 55.0}}
     for grid, variants in grids.items():
         for name, value in variants.items():
-            write_cell(tmp_path, grid, name, 1, {"knn/top1": value})
+            # acc is measured of some.
+            acc = {"acc": value + 10} if name == "m0.999" else {}
+            write_cell(tmp_path, grid, name, 1, {"knn/top1": value, **acc})
     content = {
         "title": "Ablations",
         "tasks": [
-            {"name": grid, "protocol": "", "metric": "knn/top1", "metrics": ["knn/top1"]}
-            | {"inits": list(variants)}
+            {"name": grid, "protocol": "", "metric": "knn/top1", "metrics": ["knn/top1", "acc"]}
+            | {"inits": list(variants), "shown": ["knn/top1", "acc"]}
             for grid, variants in grids.items()
         ],
         "inits": [
@@ -306,9 +308,14 @@ def test_grids_have_variants_of_their_own(tmp_path):
     content |= {"command": "ablate", "environment": {}, "date": "2020-01-01", "trials": 1}
     (tmp_path / "results.json").write_text(json.dumps(content))
     page = Page(report(tmp_path))
-    assert "3 of 3 runs are done." in page.text
+    # 90 s each.
+    assert "3 of 3 runs are done. Their times add up to 4 min" in page.text
     assert not any(label.endswith(OVERVIEW) for label in page.tables)
     assert [line["variant"][0] for line in page.rows("Every run")] == ["m0", "m0.999", "off"]
+    plots = {path.stem for path in (tmp_path / "plots").glob("*-bars.png")}
+    assert plots == {"momentum-bars", "momentum-acc-bars", "shuffle-bars"}
+    for metric, shown in (("knn/top1", ["20.00", "61.50"]), ("acc", ["not measured", "71.50"])):
+        assert [line["mean ± std"][0] for line in page.rows(metric)] == shown
     text = (tmp_path / "report.md").read_text()
     assert text.startswith("# Ablations") and "| m0.999 | 61.50 | 1 |" in text
 
