@@ -3,7 +3,14 @@
 from typing import Any
 
 from detectron2.config import CfgNode
-from detectron2.modeling import BACKBONE_REGISTRY, META_ARCH_REGISTRY
+from detectron2.modeling import (
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    ROI_BOX_HEAD_REGISTRY,
+    ROI_HEADS_REGISTRY,
+    SEM_SEG_HEADS_REGISTRY,
+)
+from fvcore.common.registry import Registry
 
 from moco_d2.engine.norm import check_norms
 from moco_d2.errors import UserError
@@ -28,19 +35,34 @@ def check_architecture(cfg: CfgNode) -> None:
     Raises:
         UserError: one sentence with the value and what to set instead.
     """
-    for key, name, registry in (
-        ("META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE, META_ARCH_REGISTRY),
-        ("BACKBONE.NAME", cfg.MODEL.BACKBONE.NAME, BACKBONE_REGISTRY),
-    ):
-        if name not in registry:
-            raise UserError(
-                f"MODEL.{key} is {name!r}; known: {', '.join(sorted(n for n, _ in registry))}"
-            )
+    _check_known("META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE, META_ARCH_REGISTRY)
+    _check_known("BACKBONE.NAME", cfg.MODEL.BACKBONE.NAME, BACKBONE_REGISTRY)
     check_norms(cfg)
     if is_vit(cfg):
         VITS[cfg.MODEL.BACKBONE.NAME](cfg)
     elif "resnet" in cfg.MODEL.BACKBONE.NAME:
         _check_resnet(cfg.MODEL.RESNETS)
+
+
+def check_heads(cfg: CfgNode) -> None:
+    """The same for the heads of detectors and segmentors.
+
+    Raises:
+        UserError: one is not known.
+    """
+    model = cfg.MODEL
+    if model.META_ARCHITECTURE in ("GeneralizedRCNN", "PanopticFPN"):
+        _check_known("ROI_HEADS.NAME", model.ROI_HEADS.NAME, ROI_HEADS_REGISTRY)
+        if model.ROI_BOX_HEAD.NAME:  # C4 heads have none
+            _check_known("ROI_BOX_HEAD.NAME", model.ROI_BOX_HEAD.NAME, ROI_BOX_HEAD_REGISTRY)
+    if model.META_ARCHITECTURE in ("SemanticSegmentor", "PanopticFPN"):
+        _check_known("SEM_SEG_HEAD.NAME", model.SEM_SEG_HEAD.NAME, SEM_SEG_HEADS_REGISTRY)
+
+
+def _check_known(key: str, name: str, registry: Registry) -> None:
+    if name not in registry:
+        known = ", ".join(sorted(name for name, _ in registry))
+        raise UserError(f"MODEL.{key} is {name!r}; known: {known}")
 
 
 def _check_resnet(resnets: CfgNode) -> None:

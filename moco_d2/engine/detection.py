@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from detectron2.config import CfgNode
-from detectron2.data import get_detection_dataset_dicts
+from detectron2.data import DatasetCatalog, MetadataCatalog, get_detection_dataset_dicts
 from detectron2.data.samplers import RepeatFactorTrainingSampler
 from detectron2.utils import comm
 
@@ -46,11 +46,62 @@ def check_sampler(cfg: CfgNode) -> None:
         )
 
 
+def check_training_sets(cfg: CfgNode) -> None:
+    """Refuse names that no data set is registered by, and keypoints without names; reads nothing.
+
+    Raises:
+        UserError: one sentence with the value and what to do.
+    """
+    known = DatasetCatalog.list()
+    unknown = [name for name in cfg.DATASETS.TRAIN if name not in known]
+    if unknown or not cfg.DATASETS.TRAIN:
+        raise UserError(
+            f"DATASETS.TRAIN is {tuple(cfg.DATASETS.TRAIN)}, and detectors and segmentors train on "
+            "registered data sets: name one of detectron2's, or register yours "
+            "(detectron2.data.datasets.register_coco_instances) in a script that starts the run"
+        )
+    for name in cfg.DATASETS.TRAIN if cfg.MODEL.KEYPOINT_ON else ():
+        if not MetadataCatalog.get(name).get("keypoint_names"):
+            raise UserError(
+                f"MODEL.KEYPOINT_ON is True, and the metadata of {name!r} has no keypoint_names: "
+                "name a data set of keypoints, or set MetadataCatalog.get(…).keypoint_names and "
+                "keypoint_flip_map where you register it"
+            )
+
+
+# Meta-architecture that learns from annotations -> the key that says how many classes they have.
+_CLASSES = {
+    "GeneralizedRCNN": "ROI_HEADS",
+    "PanopticFPN": "ROI_HEADS",
+    "RetinaNet": "RETINANET",
+    "ProposalNetwork": None,
+}
+
+
+def _check_annotations(cfg: CfgNode, samples: list[dict]) -> None:
+    kind = cfg.MODEL.META_ARCHITECTURE
+    if kind not in _CLASSES or not samples:
+        return
+    names = ", ".join(cfg.DATASETS.TRAIN)
+    if not any("annotations" in sample for sample in samples):
+        raise UserError(f"{names} has no annotations, which a {kind} learns from")
+    if _CLASSES[kind] is None:
+        return
+    found = {a["category_id"] for sample in samples for a in sample.get("annotations", ())}
+    classes = cfg.MODEL[_CLASSES[kind]].NUM_CLASSES
+    if found and max(found) >= classes:
+        raise UserError(
+            f"MODEL.{_CLASSES[kind]}.NUM_CLASSES is {classes}, and annotations of {names} are of "
+            f"classes up to number {max(found)}, from 0: set it to {max(found) + 1} or more"
+        )
+
+
 def training_samples(cfg: CfgNode) -> list[dict]:
     """The dicts of DATASETS.TRAIN that a run trains on.
 
     Raises:
-        UserError: DATASETS.FEW_LABELS asks for more images than there are.
+        UserError: they have no annotations, or classes that the model has no scores for;
+            DATASETS.FEW_LABELS asks for more images than there are.
     """
     if uses_densepose(cfg):
         samples = densepose_samples(cfg)
@@ -63,6 +114,7 @@ def training_samples(cfg: CfgNode) -> list[dict]:
             ),
             proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
         )
+    _check_annotations(cfg, samples)
     return [samples[i] for i in few_images(len(samples), cfg.DATASETS.FEW_LABELS, cfg.SEED)]
 
 

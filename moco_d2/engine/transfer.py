@@ -22,6 +22,7 @@ from moco_d2.data.scale_jitter import scale_jitter_mapper
 from moco_d2.data.sem_seg import build_mapper, check_semantic
 from moco_d2.data.streams import Stream, generator
 from moco_d2.engine import recipe
+from moco_d2.engine.backbones import check_heads
 from moco_d2.engine.base import BaseTrainer
 from moco_d2.engine.densepose import (
     densepose_mapper,
@@ -29,7 +30,12 @@ from moco_d2.engine.densepose import (
     register_densepose,
     uses_densepose,
 )
-from moco_d2.engine.detection import build_loader, check_sampler, training_samples
+from moco_d2.engine.detection import (
+    build_loader,
+    check_sampler,
+    check_training_sets,
+    training_samples,
+)
 from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
@@ -64,6 +70,7 @@ class TransferTrainer(BaseTrainer):
         cfg, notes = super().effective_config(cfg, world_size)
         if uses_densepose(cfg):
             register_densepose()
+        check_heads(cfg)
         for name in cfg.DATASETS.TEST:
             evaluator_type(name)
         check_packages((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
@@ -139,6 +146,7 @@ class TransferTrainer(BaseTrainer):
     @classmethod
     def build_train_mapper(cls, cfg: CfgNode) -> Callable[[dict], dict]:
         """What turns a sample into the model's input, augmented."""
+        check_training_sets(cfg)
         if uses_densepose(cfg):
             return densepose_mapper(cfg)
         if cfg.INPUT.SCALE_JITTER:

@@ -220,6 +220,9 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
         ({"MODEL__RESNETS__NORM": "FrozenBN"}, "MODEL.RESNETS.NORM FrozenBN"),
         ({"DATALOADER__SAMPLER_TRAIN": "Mine"}, "SAMPLER_TRAIN is 'Mine'; known: TrainingSampler"),
         ({"MODEL__WEIGHTS": "nothing.pkl"}, "there is no weight file nothing.pkl"),
+        ({"MODEL__ROI_HEADS__NAME": "Mine"}, "ROI_HEADS.NAME is 'Mine'; known: CascadeROIHeads, "),
+        ({"MODEL__ROI_BOX_HEAD__NAME": "Mine"}, "ROI_BOX_HEAD.NAME is 'Mine'; known: Fast"),
+        ({"MODEL__FPN__NORM": "Mine"}, "MODEL.FPN.NORM is 'Mine'; known: BN, "),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_built(pictures, tmp_path, options, message):
@@ -230,6 +233,26 @@ def test_what_cannot_work_is_refused_before_anything_is_built(pictures, tmp_path
     with pytest.raises(ValueError, match=message):
         TransferTrainer(tiny_config(tmp_path / "run", **options))
     assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"DATASETS__TRAIN": ()}, r"DATASETS.TRAIN is \(\), .* train on registered data sets"),
+        ({"DATASETS__TRAIN": ("nowhere",)}, r"DATASETS.TRAIN is \('nowhere',\)"),
+        ({"DATASETS__TRAIN": ("bare",)}, "bare has no annotations"),
+        ({"MODEL__KEYPOINT_ON": True}, "metadata of 'tiny_train' has no keypoint_names"),
+        (
+            {"MODEL__ROI_HEADS__NUM_CLASSES": 1},
+            "NUM_CLASSES is 1, .* tiny_train are of classes up to number 1, from 0: set it to 2",
+        ),
+    ],
+)
+def test_data_that_nothing_can_be_learned_from_are_refused(pictures, tmp_path, options, message):
+    if "bare" not in DatasetCatalog.list():
+        DatasetCatalog.register("bare", lambda: [{"file_name": "a.png", "width": 8, "height": 8}])
+    with pytest.raises(UserError, match=message):
+        TransferTrainer(tiny_config(tmp_path / "run", **options)).train()
 
 
 def test_evaluators_follow_the_data_set(pictures, tmp_path):
