@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moco_d2.data.build import build_eval_loader, pixel_options
 from moco_d2.data.index import ImageIndex
-from moco_d2.data.labels import load_labelled_index
+from moco_d2.data.labels import load_labelled_index, with_classes
 from moco_d2.data.streams import Stream, generator
 from moco_d2.errors import UserError
 from moco_d2.evaluation.knn import accuracy, knn_predict
@@ -91,17 +91,16 @@ def knn_sets(cfg: CfgNode) -> tuple[ImageIndex | None, dict[str, ImageIndex]]:
     """TEST.KNN.BANK and the sets of DATASETS.TEST by name.
 
     Raises:
-        UserError: an image has no label, or the classes of a set are not those of the bank.
+        UserError: an image has no label, or is of a class that the bank does not have.
     """
     name = cfg.TEST.KNN.BANK
     bank = load_labelled_index([name], "TEST.KNN.BANK") if name else None
     tests = {test: load_labelled_index([test], "DATASETS.TEST") for test in cfg.DATASETS.TEST}
-    for test, index in tests.items():
-        if bank is not None and index.classes != bank.classes:
-            raise UserError(
-                f"kNN cannot compare {test} with the bank {name}: their classes differ "
-                f"({len(index.classes)} and {len(bank.classes)})"
-            )
+    if bank is not None:
+        tests = {
+            test: with_classes(index, bank.classes, test, "TEST.KNN.BANK")
+            for test, index in tests.items()
+        }
     return bank, tests
 
 

@@ -140,5 +140,16 @@ def test_bank_of_other_classes_is_refused(tmp_path):
     cfg = tiny_pretrain_config(
         DATASETS__TRAIN=(str(bank),), DATASETS__TEST=(str(test),), TEST__KNN__BANK=str(bank)
     )
-    with pytest.raises(ValueError, match="their classes differ"):
+    with pytest.raises(ValueError, match=r"1 class\(es\) that TEST.KNN.BANK does not have \(dark"):
         PretrainTrainer.eval_only(cfg)
+
+
+def test_classes_of_a_bank_and_a_test_set_are_matched_by_name(tmp_path):
+    """The bank has a class more, which moves the numbers of the others."""
+    test, bank = (colour_folder(tmp_path / name, 4, 4) for name in ("test", "bank"))
+    (bank / "a_third").mkdir()
+    for i in range(4):
+        cv2.imwrite(str(bank / "a_third" / f"{i}.png"), np.full((40, 40, 3), (0, 0, 255), np.uint8))
+    options = {"DATASETS__TEST": (str(test),), "TEST__KNN__BANK": str(bank), "TEST__KNN__K": 3}
+    cfg = tiny_pretrain_config(tmp_path / "out", DATASETS__TRAIN=(str(bank),), **options)
+    assert PretrainTrainer.eval_only(cfg)["knn"]["top1"] == 100.0
