@@ -142,9 +142,9 @@ def initialise_as_moco_v3_(vit: ViT) -> None:
 def build_vit_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ViT:
     """The ViT that `MODEL.VIT` describes, for pretraining, initialised as MoCo v3's.
 
-    Its features are `last_feat`, to be pooled right after the last block: the paper measured 76.5 %
-    with the class token, 76.3 % pooled so, and 69.7 % pooled behind the norm that usually follows
-    the last block (ViT-B, 300 epochs, linear; Sec. 6). With `MODEL.VIT.CLASS_TOKEN` there is
+    Its features are `last_feat`, to be pooled right after the last block: the paper found
+    this about as good as the class token, and pooling behind the norm that usually follows the last
+    block much worse (Sec. 6). With `MODEL.VIT.CLASS_TOKEN` there is
     `class_token` besides, see `ClassTokenViT`.
 
     Raises:
