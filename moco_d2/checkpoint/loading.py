@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.convention import stated_convention
 from moco_d2.checkpoint.files import CheckError, WeightFile, WeightsError, read_weight_file
@@ -14,6 +13,7 @@ from moco_d2.checkpoint.formats import detect_format, split_tensors
 from moco_d2.checkpoint.reading import Backbone, read_backbone
 from moco_d2.checkpoint.table import FORMATS
 from moco_d2.checkpoint.verify import compare_tensors, is_counter, shown
+from moco_d2.engine.distributed import unwrap
 
 # Where detectors keep a ResNet or a ViT: what comes before its names, the first that a detector
 # has. A C4 detector keeps its last stage, without the extra norm, in the RoI heads.
@@ -102,8 +102,7 @@ def load_detector_weights_(model: nn.Module, path: str, *, whole: bool = False) 
         WeightsError: the file cannot be read, or is of another kind.
         CheckError: a tensor is missing, left over or of another shape.
     """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    model = unwrap(model)
     file = read_detector_weights(path)
     if _is_detector(file):
         return _load_whole_(model, file)
@@ -132,8 +131,7 @@ def load_pretraining_weights_(model: nn.Module, path: str) -> LoadReport:
         WeightsError: the file cannot be read, or is of another kind.
         CheckError: a tensor is missing, left over or of another shape.
     """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    model = unwrap(model)
     file = read_weight_file(path)
     name = detect_format(file, FORMATS)
     if name == "moco_d2":
@@ -168,8 +166,7 @@ def load_classifier_weights_(model: nn.Module, path: str, *, whole: bool = False
         WeightsError: the file cannot be read, or is of another kind.
         CheckError: a tensor is missing, left over or of another shape.
     """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    model = unwrap(model)
     if whole:
         file = read_weight_file(path)
         if detect_format(file, FORMATS) != "moco_d2_classifier":

@@ -10,9 +10,9 @@ from moco_d2.checkpoint.reading import read_backbone
 from moco_d2.data.labels import load_labelled_index, with_classes
 from moco_d2.engine import recipe
 from moco_d2.engine.backbones import has_batch_norm
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.frozen import FrozenTensors
-from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.images import ImageTrainer, training_images
 from moco_d2.errors import UserError
 from moco_d2.evaluation.classification import evaluate_classification

@@ -212,6 +212,11 @@ def create_ddp_model(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP, or the model."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 @torch.no_grad()
 def broadcast_(model: nn.Module) -> None:
     """Give every process the parameters and buffers of process 0."""

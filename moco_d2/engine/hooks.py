@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.checkpoint.checkpointer import AtomicCheckpointer
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.scalars import ScalarBuffer, log_scalar
 from moco_d2.engine.signals import Stopped
 from moco_d2.errors import UserError
@@ -172,8 +172,3 @@ class UnreadableImagesCheck(HookBase):
     def after_step(self):
         if is_due(self.trainer, [self._period]):
             self._counter.check((self.trainer.iter + 1) * self._batch_size)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DDP, or the model."""
-    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moco_d2.engine.agreement import Agreement
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.scalars import ScalarBuffer
 from moco_d2.engine.signals import signals_kept_from_workers
 

@@ -2,9 +2,10 @@
 
 from moco_d2.checkpoint.loading import convention_of_weights, load_pretraining_weights_
 from moco_d2.engine import recipe
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.follow_weights import follow_convention
 from moco_d2.engine.health import Health
-from moco_d2.engine.hooks import KeyEncoderUpdate, unwrap
+from moco_d2.engine.hooks import KeyEncoderUpdate
 from moco_d2.engine.images import ImageTrainer
 from moco_d2.engine.mechanism import directions, resolve_bank_size
 from moco_d2.engine.monitors import Monitors

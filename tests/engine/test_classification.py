@@ -16,8 +16,8 @@ from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert,
 from moco_d2.data.datasets import load_image_index
 from moco_d2.engine import recipe
 from moco_d2.engine.classification import ClassificationTrainer
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.frozen import FrozenTensorsChanged
-from moco_d2.engine.hooks import unwrap
 from moco_d2.engine.setup import run
 from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.evaluation.classification import accuracies

@@ -8,7 +8,7 @@ import torch
 from detectron2.utils import comm
 from support import run_processes, tiny_pretrain_config, tiny_vit_options
 
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.trainer import PretrainTrainer
 
 V3 = {

@@ -9,7 +9,7 @@ import torch
 from support import tiny_pretrain_config
 
 from moco_d2.checkpoint import convert
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.trainer import PretrainTrainer
 
 V3 = {

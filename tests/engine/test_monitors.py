@@ -10,7 +10,7 @@ from pictures import tensorboard_pictures
 from support import tiny_pretrain_config
 from tiny_moco import make_batch, make_moco
 
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.monitors import encoder_distance, similarities
 from moco_d2.engine.trainer import PretrainTrainer
 from moco_d2.modeling.dictionary import Contrast

@@ -10,7 +10,7 @@ from support import tiny_pretrain_config, tiny_vit_options
 
 from moco_d2.checkpoint import CheckError, convert, load_detector_weights_
 from moco_d2.engine import recipe
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.engine.trainer import PretrainTrainer
 
 

@@ -7,7 +7,7 @@ from support import tiny_pretrain_config
 
 from moco_d2.data.streams import SampleStream
 from moco_d2.engine.classification import ClassificationTrainer
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import unwrap
 from moco_d2.evaluation.features import feature_batches
 from moco_d2.evaluation.linear_heads import LinearHeads, standardise, train_heads
 

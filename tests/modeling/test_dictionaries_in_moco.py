@@ -8,8 +8,7 @@ from detectron2.utils import comm
 from support import run_processes
 from tiny_moco import Reference, make_batch, make_moco
 
-from moco_d2.engine.distributed import create_ddp_model
-from moco_d2.engine.hooks import unwrap
+from moco_d2.engine.distributed import create_ddp_model, unwrap
 from moco_d2.errors import UserError
 from moco_d2.modeling.dictionary import InBatch, KeyQueue, MemoryBank
 from moco_d2.modeling.shuffle import shuffle_permutation
