@@ -63,7 +63,7 @@ GRIDS: dict[str, Grid] = {
     "momentum": Grid(
         "How slowly must the key encoder move?",
         "MoCo v1 (arXiv 1911.05722), Sec. 4.1, ablation: momentum",
-        _values("MODEL.MOCO.MOMENTUM", "m", 0.0, 0.9, 0.99, 0.999, 0.9999),
+        _values("MODEL.MOCO.MOMENTUM", "m", 0.0, 0.9, 0.99, 0.995, 0.999, 0.9999),
     ),
     "dictionary": Grid(
         "How many negatives, and where from?",
@@ -111,7 +111,7 @@ GRIDS: dict[str, Grid] = {
             Variant("memory_bank", config=DEMO / "memory_bank.yaml"),
             Variant("moco_v1", config=DEMO / "moco_v1.yaml"),
             Variant("moco_v2"),
-            Variant("moco_v3", config=DEMO / "moco_v3.yaml"),
+            Variant("moco_v3", config=DEMO / "moco_v3.yaml", batch=128),
         ),
     ),
 }

@@ -83,7 +83,7 @@ def test_grids_share_the_recipe_that_they_have_in_common(datasets, tmp_path, mon
     assert planned.problems == []
     shared = {name: [cell.name for cell in same] for name, same in groups.items() if same}
     demo = [f"{place}/trial_1" for place in ("shuffle/shuffled", "temperature/t0.1")]
-    assert shared == {"momentum/m0.99/trial_1": [*demo, "steps/mlp_views_cosine/trial_1"]}
+    assert shared == {"momentum/m0.995/trial_1": [*demo, "steps/mlp_views_cosine/trial_1"]}
 
 
 def test_some_variants_of_a_grid_in_its_order():
