@@ -107,6 +107,8 @@ GRIDS: dict[str, Grid] = {
         (
             Variant("random", kind="random"),
             Variant("supervised", config=DEMO / "supervised.yaml", kind="supervised"),
+            # Labels for six images of each class: as many as detection has pictures.
+            Variant("supervised_96", {"DATASETS.FEW_LABELS": "6.0"}, DEMO / "supervised.yaml"),
             Variant("endtoend", config=DEMO / "endtoend.yaml"),
             Variant("memory_bank", config=DEMO / "memory_bank.yaml"),
             Variant("moco_v1", config=DEMO / "moco_v1.yaml"),
