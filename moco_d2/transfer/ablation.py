@@ -229,16 +229,19 @@ def _evaluation(config: Path, folder: Path, options: Sequence[str]) -> Step:
 def _scaling(variant: Variant, cfg: CfgNode) -> list[str]:
     """Options that follow from the config's own schedule: another batch, the drops of the lr."""
     solver, options = cfg.SOLVER, {}
-    if variant.batch:
-        factor = variant.batch / solver.IMS_PER_BATCH
+    iterations = solver.MAX_ITER
+    if variant.batch or variant.length != 1:
+        batch = variant.batch or solver.IMS_PER_BATCH
+        factor = batch / solver.IMS_PER_BATCH
+        iterations = max(1, round(iterations * variant.length / factor))
         options = {
-            "SOLVER.IMS_PER_BATCH": variant.batch,
+            "SOLVER.IMS_PER_BATCH": batch,
             "SOLVER.BASE_LR": solver.BASE_LR * factor,
-            "SOLVER.MAX_ITER": max(1, round(solver.MAX_ITER / factor)),
-            "SOLVER.WARMUP_ITERS": round(solver.WARMUP_ITERS / factor),
+            "SOLVER.MAX_ITER": iterations,
+            "SOLVER.WARMUP_ITERS": round(solver.WARMUP_ITERS * variant.length / factor),
         }
     if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
-        options["SOLVER.STEPS"] = tuple(round(share * solver.MAX_ITER) for share in V1_DROPS)
+        options["SOLVER.STEPS"] = tuple(round(share * iterations) for share in V1_DROPS)
     return _flat(options)
 
 

@@ -63,16 +63,19 @@ def test_variants_of_a_grid_change_existing_keys_and_differ(name):
 def test_schedules_follow_the_batch_and_drop_where_v1s_does(datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     drops = Variant("drops", {"SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR"})
-    grid = Grid("?", "", (Variant("half", batch=4), Variant("more", batch=12), drops))
+    short = Variant("short", {"SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR"}, length=0.5)
+    grid = Grid("?", "", (Variant("half", batch=4), Variant("more", batch=12), drops, short))
     monkeypatch.setitem(ablations.GRIDS, "batches", grid)
     options = words({**PRETRAIN, "SOLVER.MAX_ITER": "40", "SOLVER.WARMUP_ITERS": "4"})
     planned = Ablation(tmp_path, ["batches"], 1, options=options)
-    half, more, dropped = planned.cells()
+    half, more, dropped, short = planned.cells()
     assert planned.problems == []
     keys = ("IMS_PER_BATCH", "MAX_ITER", "WARMUP_ITERS", "BASE_LR")
     assert [half.inputs[f"SOLVER.{key}"] for key in keys] == [4, 80, 8, 5e-4]
     assert [more.inputs[f"SOLVER.{key}"] for key in keys] == [12, 27, 3, 1.5e-3]
     assert dropped.inputs["SOLVER.STEPS"] == (24, 32)
+    assert [short.inputs[f"SOLVER.{key}"] for key in keys] == [8, 20, 2, 1e-3]
+    assert short.inputs["SOLVER.STEPS"] == (12, 16)
 
 
 def test_grids_share_the_recipe_that_they_have_in_common(datasets, tmp_path, monkeypatch):
