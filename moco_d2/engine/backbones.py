@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from detectron2.config import CfgNode
 from detectron2.modeling import (
     BACKBONE_REGISTRY,
@@ -9,6 +10,7 @@ from detectron2.modeling import (
     ROI_BOX_HEAD_REGISTRY,
     ROI_HEADS_REGISTRY,
     SEM_SEG_HEADS_REGISTRY,
+    build_backbone,
 )
 from fvcore.common.registry import Registry
 
@@ -23,6 +25,23 @@ VITS = {PRETRAINED: check_vit, "build_vit_sfp_backbone": check_vit_pyramid}
 # What detectron2 builds.
 RESNET_DEPTHS = (18, 34, 50, 101, 152)
 RESNET_STAGES = ("stem", "res2", "res3", "res4", "res5")
+
+# Builders of which it is known that they work without memory for the weights.
+RESNET_BUILDERS = (
+    "build_resnet_backbone",
+    "build_resnet_fpn_backbone",
+    "build_retinanet_resnet_fpn_backbone",
+    "build_plain_resnet_fpn_backbone",
+    "build_resnet_dc5_backbone",
+)
+# Meta-architecture -> the parts of cfg.MODEL whose IN_FEATURES are maps of the backbone.
+FEATURES_OF = {
+    "GeneralizedRCNN": ("RPN", "ROI_HEADS"),
+    "ProposalNetwork": ("RPN",),
+    "RetinaNet": ("RETINANET",),
+    "SemanticSegmentor": ("SEM_SEG_HEAD",),
+    "PanopticFPN": ("RPN", "ROI_HEADS", "SEM_SEG_HEAD"),
+}
 
 
 def is_vit(cfg: CfgNode) -> bool:
@@ -57,6 +76,42 @@ def check_heads(cfg: CfgNode) -> None:
             _check_known("ROI_BOX_HEAD.NAME", model.ROI_BOX_HEAD.NAME, ROI_BOX_HEAD_REGISTRY)
     if model.META_ARCHITECTURE in ("SemanticSegmentor", "PanopticFPN"):
         _check_known("SEM_SEG_HEAD.NAME", model.SEM_SEG_HEAD.NAME, SEM_SEG_HEADS_REGISTRY)
+    parts = FEATURES_OF.get(model.META_ARCHITECTURE, ())
+    if parts and model.BACKBONE.NAME in RESNET_BUILDERS:
+        _check_features(cfg, parts)
+
+
+def _check_features(cfg: CfgNode, parts: tuple[str, ...]) -> None:
+    """Heads take maps that the backbone makes, and each of these its anchors."""
+    model = cfg.MODEL
+    stages = model.RESNETS.OUT_FEATURES
+    missing = [name for name in model.FPN.IN_FEATURES if name not in stages]
+    if missing and "resnet_fpn" in model.BACKBONE.NAME:
+        raise UserError(
+            f"MODEL.FPN.IN_FEATURES has {missing[0]!r}, which MODEL.RESNETS.OUT_FEATURES "
+            f"{list(stages)} has not"
+        )
+    with torch.device("meta"):  # shapes alone
+        known = list(build_backbone(cfg).output_shape())
+    for part in parts:
+        names = model[part].IN_FEATURES
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise UserError(
+                f"MODEL.{part}.IN_FEATURES is {list(names)}; {model.BACKBONE.NAME} makes "
+                f"{', '.join(known)}"
+            )
+        if part in ("RPN", "RETINANET"):
+            _check_anchors(model.ANCHOR_GENERATOR, f"MODEL.{part}.IN_FEATURES", len(names))
+
+
+def _check_anchors(anchors: CfgNode, key: str, maps: int) -> None:
+    for name in ("SIZES", "ASPECT_RATIOS"):
+        if len(anchors[name]) not in (1, maps):
+            raise UserError(
+                f"MODEL.ANCHOR_GENERATOR.{name} has {len(anchors[name])} lists, and {key} {maps} "
+                "names: give one list for all of them, or one for each"
+            )
 
 
 def _check_known(key: str, name: str, registry: Registry) -> None:

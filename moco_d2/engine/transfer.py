@@ -41,6 +41,7 @@ from moco_d2.engine.hooks import AverageRunningStatistics
 from moco_d2.engine.norm import resolve_norms
 from moco_d2.engine.precise_bn import PreciseBatches
 from moco_d2.engine.scaling import SavedBatch, scale_to_processes
+from moco_d2.engine.values import check_detector_values
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import EVALUATORS, check_packages, evaluator_type
 from moco_d2.solver.detection import build_detector_optimizer, check_detector_solver
@@ -87,6 +88,7 @@ class TransferTrainer(BaseTrainer):
         cfg.defrost()
         if cfg.MODEL.WEIGHTS:
             notes += follow_convention(cfg, cls.convention_of_weights(cfg.MODEL.WEIGHTS))
+        check_detector_values(cfg)
         cfg, scaling = scale_to_processes(cfg, world_size)
         notes += scaling + resolve_norms(cfg, world_size, cfg.MODEL.DEVICE != "cpu")
         notes += recipe.resolve_seed(cfg)

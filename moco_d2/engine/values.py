@@ -16,6 +16,8 @@ from moco_d2.solver.build import check_optimizer
 SCHEDULERS = ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR")
 WARMUPS = ("linear", "constant")
 CLIPPING = ("value", "norm")
+SAMPLING = ("choice", "range")
+CHANNELS = {"BGR": 3, "RGB": 3, "YUV-BT.601": 3, "L": 1}  # INPUT.FORMAT -> of a picture
 
 
 def check_values(cfg: CfgNode) -> None:
@@ -98,6 +100,33 @@ def check_image_values(cfg: CfgNode, recipes: Sequence[str]) -> None:
         raise UserError(
             f"TEST.KNN.K is {knn.K} and TEMPERATURE {knn.TEMPERATURE:g}; give at least 1 neighbour "
             "and a temperature above 0"
+        )
+
+
+def check_detector_values(cfg: CfgNode) -> None:
+    """Refuse pictures that detectron2 cannot make, or that the model does not take.
+
+    Raises:
+        UserError: one sentence with the value and what to set instead.
+    """
+    given, mean = cfg.INPUT, cfg.MODEL.PIXEL_MEAN
+    if given.FORMAT not in CHANNELS:
+        raise UserError(f"INPUT.FORMAT is {given.FORMAT!r}; known: {', '.join(CHANNELS)}")
+    if len(mean) != CHANNELS[given.FORMAT]:
+        raise UserError(
+            f"MODEL.PIXEL_MEAN {list(mean)} is for {len(mean)} channels, and INPUT.FORMAT "
+            f"{given.FORMAT} has {CHANNELS[given.FORMAT]}"
+        )
+    if given.MIN_SIZE_TRAIN_SAMPLING not in SAMPLING:
+        raise UserError(
+            f"INPUT.MIN_SIZE_TRAIN_SAMPLING is {given.MIN_SIZE_TRAIN_SAMPLING!r}; known: "
+            f"{', '.join(SAMPLING)}"
+        )
+    sizes = given.MIN_SIZE_TRAIN
+    if not sizes or given.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2:
+        raise UserError(
+            f"INPUT.MIN_SIZE_TRAIN is {tuple(sizes)}; give at least one size for choice, and the "
+            "smallest and the largest for range"
         )
 
 

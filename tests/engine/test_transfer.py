@@ -223,6 +223,15 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
         ({"MODEL__ROI_HEADS__NAME": "Mine"}, "ROI_HEADS.NAME is 'Mine'; known: CascadeROIHeads, "),
         ({"MODEL__ROI_BOX_HEAD__NAME": "Mine"}, "ROI_BOX_HEAD.NAME is 'Mine'; known: Fast"),
         ({"MODEL__FPN__NORM": "Mine"}, "MODEL.FPN.NORM is 'Mine'; known: BN, "),
+        ({"MODEL__FPN__IN_FEATURES": ["res2", "res4"]}, "FPN.IN_FEATURES has 'res2', which MODEL"),
+        ({"MODEL__RPN__IN_FEATURES": ["p3", "p6"]}, "RPN.IN_FEATURES is .* makes p3, p4"),
+        ({"MODEL__ROI_HEADS__IN_FEATURES": ["res4"]}, "ROI_HEADS.IN_FEATURES is .* makes p3, p4"),
+        ({"MODEL__ANCHOR_GENERATOR__SIZES": [[8], [16], [32]]}, "SIZES has 3 lists, .* 2 names"),
+        ({"INPUT__FORMAT": "rgb"}, "INPUT.FORMAT is 'rgb'; known: BGR, RGB, "),
+        ({"INPUT__FORMAT": "L"}, "for 3 channels, and INPUT.FORMAT L has 1"),
+        ({"INPUT__MIN_SIZE_TRAIN_SAMPLING": "any"}, "SAMPLING is 'any'; known: choice, range"),
+        ({"INPUT__MIN_SIZE_TRAIN_SAMPLING": "range"}, r"MIN_SIZE_TRAIN is \(64,\); give"),
+        ({"INPUT__MIN_SIZE_TRAIN": ()}, r"MIN_SIZE_TRAIN is \(\); give"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_built(pictures, tmp_path, options, message):
