@@ -67,7 +67,7 @@ def check_heads(cfg: CfgNode) -> None:
     """The same for the heads of detectors and segmentors.
 
     Raises:
-        UserError: one is not known.
+        UserError: one is not known, or takes maps that the backbone does not make.
     """
     model = cfg.MODEL
     if model.META_ARCHITECTURE in ("GeneralizedRCNN", "PanopticFPN"):
@@ -77,6 +77,8 @@ def check_heads(cfg: CfgNode) -> None:
     if model.META_ARCHITECTURE in ("SemanticSegmentor", "PanopticFPN"):
         _check_known("SEM_SEG_HEAD.NAME", model.SEM_SEG_HEAD.NAME, SEM_SEG_HEADS_REGISTRY)
     parts = FEATURES_OF.get(model.META_ARCHITECTURE, ())
+    if model.PROPOSAL_GENERATOR.NAME == "PrecomputedProposals":
+        parts = tuple(part for part in parts if part != "RPN")
     if parts and model.BACKBONE.NAME in RESNET_BUILDERS:
         _check_features(cfg, parts)
 

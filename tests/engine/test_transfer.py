@@ -19,6 +19,7 @@ import moco_d2.modeling.fpn
 import moco_d2.modeling.roi_heads  # noqa: F401 (registers)
 from moco_d2 import add_moco_config
 from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert
+from moco_d2.engine.backbones import check_heads
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import evaluator_type
@@ -196,6 +197,15 @@ def test_weights_to_be_converted_first_are_refused_before_anything_is_built(pict
     torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
     with pytest.raises(WeightsError, match="moco.pth is a pretraining checkpoint.* OUT.pkl"):
         TransferTrainer.effective_config(tiny_config(tmp_path, str(tmp_path / "moco.pth")), 1)
+
+
+def test_proposals_from_a_file_need_no_maps(pictures, tmp_path):
+    unused = {"MODEL__RPN__IN_FEATURES": ["res9"]}
+    check_heads(
+        tiny_config(tmp_path, MODEL__PROPOSAL_GENERATOR__NAME="PrecomputedProposals", **unused)
+    )
+    with pytest.raises(UserError, match="RPN.IN_FEATURES is"):
+        check_heads(tiny_config(tmp_path, **unused))
 
 
 def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
