@@ -13,18 +13,17 @@ from detectron2.structures import Boxes, Instances
 from detectron2.utils import comm
 from jobs import TIMES
 from support import run_processes
-from weights import RGB, detectron2_resnet, moco_checkpoint, register_tiny_coco
+from tiny_transfer import tiny_config
+from weights import RGB, detectron2_resnet, register_tiny_coco
 
 import moco_d2.modeling.fpn
 import moco_d2.modeling.roi_heads  # noqa: F401 (registers)
 from moco_d2 import add_moco_config
-from moco_d2.checkpoint import CheckError, WeightsError, convention_of, convert
-from moco_d2.engine.backbones import check_heads
+from moco_d2.checkpoint import WeightsError, convention_of
 from moco_d2.engine.transfer import TransferTrainer
 from moco_d2.errors import UserError
 from moco_d2.evaluation.evaluators import evaluator_type
 
-DEMO = "configs/demo/scenes_faster_rcnn_R18_FPN.yaml"
 BGR = {
     "format": "BGR",
     "pixel_mean": [1.0, 2.0, 3.0],
@@ -36,54 +35,6 @@ BGR = {
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def pictures(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    register_tiny_coco("tiny_train", tmp_path / "pictures")
-    return tmp_path / "pictures"
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A MoCo backbone cut at res4, as the demo exports it."""
-    root = tmp_path_factory.mktemp("exported")
-    torch.save(moco_checkpoint(18, last="res4"), root / "moco.pth")
-    convert(str(root / "moco.pth"), str(root / "out.pkl"))
-    return str(root / "out.pkl")
-
-
-def tiny_config(output, weights="", **options):
-    """The demo's detector on four pictures of 64 px, for three steps."""
-    Path(output).mkdir(exist_ok=True)
-    cfg = get_cfg()
-    add_moco_config(cfg)
-    cfg.merge_from_file(DEMO)
-    settings = {
-        "DATASETS.TRAIN": ("tiny_train",),
-        "DATASETS.TEST": ("tiny_train",),
-        "DATALOADER.NUM_WORKERS": 0,
-        "INPUT.MIN_SIZE_TRAIN": (64,),
-        "INPUT.MIN_SIZE_TEST": 64,
-        "MODEL.DEVICE": "cpu",
-        "MODEL.WEIGHTS": weights,
-        "MODEL.FPN.OUT_CHANNELS": 16,
-        "MODEL.ROI_HEADS.NUM_CLASSES": 2,
-        "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,
-        "MODEL.ROI_BOX_HEAD.FC_DIM": 16,
-        "OUTPUT_DIR": str(output),
-        "SEED": 1,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.MAX_ITER": 3,
-        "SOLVER.STEPS": (),
-        "SOLVER.WARMUP_ITERS": 0,
-        "TEST.PRECISE_BN.NUM_ITER": 2,
-        "LOG_PERIOD": 1,
-    }
-    settings.update({key.replace("__", "."): value for key, value in options.items()})
-    cfg.merge_from_list([item for pair in settings.items() for item in pair])
-    return cfg
 
 
 def backbone_tensors(model):
@@ -164,15 +115,6 @@ def test_random_initialisation_is_logged(pictures, tmp_path, caplog):
     assert "initialised at random" in caplog.text
 
 
-def test_weights_that_do_not_match_entirely_stop_the_run(pictures, exported, tmp_path):
-    content = pickle.loads(Path(exported).read_bytes())
-    content["model"]["res3.0.conv9.weight"] = content["model"].pop("res3.0.conv1.weight")
-    (tmp_path / "bad.pkl").write_bytes(pickle.dumps(content))
-    trainer = TransferTrainer(tiny_config(tmp_path / "run", str(tmp_path / "bad.pkl")))
-    with pytest.raises(CheckError, match="missing: res3.0.conv1.weight; not used: res3.0.conv9"):
-        trainer.resume_or_load(resume=False)
-
-
 def test_weights_bring_their_input_convention(pictures, tmp_path):
     state = detectron2_resnet(18, "res4").state_dict()
     torch.save({"model": state, "input": BGR}, tmp_path / "bgr.pth")
@@ -193,21 +135,6 @@ def test_weights_bring_their_input_convention(pictures, tmp_path):
     assert any("states no convention" in note for note in notes)
 
 
-def test_weights_to_be_converted_first_are_refused_before_anything_is_built(pictures, tmp_path):
-    torch.save(moco_checkpoint(18), tmp_path / "moco.pth")
-    with pytest.raises(WeightsError, match="moco.pth is a pretraining checkpoint.* OUT.pkl"):
-        TransferTrainer.effective_config(tiny_config(tmp_path, str(tmp_path / "moco.pth")), 1)
-
-
-def test_proposals_from_a_file_need_no_maps(pictures, tmp_path):
-    unused = {"MODEL__RPN__IN_FEATURES": ["res9"]}
-    check_heads(
-        tiny_config(tmp_path, MODEL__PROPOSAL_GENERATOR__NAME="PrecomputedProposals", **unused)
-    )
-    with pytest.raises(UserError, match="RPN.IN_FEATURES is"):
-        check_heads(tiny_config(tmp_path, **unused))
-
-
 def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
     cfg = tiny_config(tmp_path, SOLVER__REFERENCE_WORLD_SIZE=2, SOLVER__MAX_ITER=100)
     cfg, notes = TransferTrainer.effective_config(cfg, 1)
@@ -217,61 +144,6 @@ def test_reference_world_size_scales_the_recipe(pictures, tmp_path):
     assert any("batch norm sees 1 images instead of 2" in note for note in notes)
     assert note in TransferTrainer.describe(cfg, 1, notes)
     assert TransferTrainer.effective_config(cfg, 1)[0] == cfg
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"DATASETS__TEST": ("nowhere",)}, "'nowhere', which is not a registered data set"),
-        ({"DATASETS__TEST": ("untyped",)}, "'untyped' has no evaluator_type"),
-        ({"DATASETS__TEST": ("strange",)}, "has evaluator_type 'smell'"),
-        ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 9}, "needs 9 val"),
-        ({"MODEL__BACKBONE__FREEZE_AT": 2}, "MODEL.BACKBONE.FREEZE_AT 2 without MODEL.WEIGHTS"),
-        ({"MODEL__RESNETS__NORM": "FrozenBN"}, "MODEL.RESNETS.NORM FrozenBN"),
-        ({"DATALOADER__SAMPLER_TRAIN": "Mine"}, "SAMPLER_TRAIN is 'Mine'; known: TrainingSampler"),
-        ({"MODEL__WEIGHTS": "nothing.pkl"}, "there is no weight file nothing.pkl"),
-        ({"MODEL__ROI_HEADS__NAME": "Mine"}, "ROI_HEADS.NAME is 'Mine'; known: CascadeROIHeads, "),
-        ({"MODEL__ROI_BOX_HEAD__NAME": "Mine"}, "ROI_BOX_HEAD.NAME is 'Mine'; known: Fast"),
-        ({"MODEL__FPN__NORM": "Mine"}, "MODEL.FPN.NORM is 'Mine'; known: BN, "),
-        ({"MODEL__FPN__IN_FEATURES": ["res2", "res4"]}, "FPN.IN_FEATURES has 'res2', which MODEL"),
-        ({"MODEL__RPN__IN_FEATURES": ["p3", "p6"]}, "RPN.IN_FEATURES is .* makes p3, p4"),
-        ({"MODEL__ROI_HEADS__IN_FEATURES": ["res4"]}, "ROI_HEADS.IN_FEATURES is .* makes p3, p4"),
-        ({"MODEL__ANCHOR_GENERATOR__SIZES": [[8], [16], [32]]}, "SIZES has 3 lists, .* 2 names"),
-        ({"INPUT__FORMAT": "rgb"}, "INPUT.FORMAT is 'rgb'; known: BGR, RGB, "),
-        ({"INPUT__FORMAT": "L"}, "for 3 channels, and INPUT.FORMAT L has 1"),
-        ({"INPUT__MIN_SIZE_TRAIN_SAMPLING": "any"}, "SAMPLING is 'any'; known: choice, range"),
-        ({"INPUT__MIN_SIZE_TRAIN_SAMPLING": "range"}, r"MIN_SIZE_TRAIN is \(64,\); give"),
-        ({"INPUT__MIN_SIZE_TRAIN": ()}, r"MIN_SIZE_TRAIN is \(\); give"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_built(pictures, tmp_path, options, message):
-    for name, metadata in (("untyped", {}), ("strange", {"evaluator_type": "smell"})):
-        if name not in DatasetCatalog.list():
-            DatasetCatalog.register(name, list)
-            MetadataCatalog.get(name).set(**metadata)
-    with pytest.raises(ValueError, match=message):
-        TransferTrainer(tiny_config(tmp_path / "run", **options))
-    assert not list((tmp_path / "run").iterdir())
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"DATASETS__TRAIN": ()}, r"DATASETS.TRAIN is \(\), .* train on registered data sets"),
-        ({"DATASETS__TRAIN": ("nowhere",)}, r"DATASETS.TRAIN is \('nowhere',\)"),
-        ({"DATASETS__TRAIN": ("bare",)}, "bare has no annotations"),
-        ({"MODEL__KEYPOINT_ON": True}, "metadata of 'tiny_train' has no keypoint_names"),
-        (
-            {"MODEL__ROI_HEADS__NUM_CLASSES": 1},
-            "NUM_CLASSES is 1, .* tiny_train are of classes up to number 1, from 0: set it to 2",
-        ),
-    ],
-)
-def test_data_that_nothing_can_be_learned_from_are_refused(pictures, tmp_path, options, message):
-    if "bare" not in DatasetCatalog.list():
-        DatasetCatalog.register("bare", lambda: [{"file_name": "a.png", "width": 8, "height": 8}])
-    with pytest.raises(UserError, match=message):
-        TransferTrainer(tiny_config(tmp_path / "run", **options)).train()
 
 
 def test_evaluators_follow_the_data_set(pictures, tmp_path):

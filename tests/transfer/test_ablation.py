@@ -56,7 +56,7 @@ def test_variants_of_a_grid_change_existing_keys_and_differ(name):
         cfg.merge_from_file(str(variant.config or grid.config))
         cfg.merge_from_list(words(variant.options))
         cfg.OUTPUT_DIR = ""
-        seen.add((cfg.dump(), variant.batch, variant.kind))
+        seen.add((cfg.dump(), variant.batch, variant.length, variant.kind))
     assert len(seen) == len({v.name for v in grid.variants}) == len(grid.variants)
 
 

@@ -140,11 +140,11 @@ def test_what_is_no_benchmark_is_one_problem(
 
 def test_few_labels_reach_every_run_and_are_checked(datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
-    plan = plan_of(tmp_path, "random", few_label=0.5)
+    plan = plan_of(tmp_path, "random", few_labels=0.5)
     assert plan.config(plan.tasks[0]).DATASETS.FEW_LABELS == 0.5
     assert "DATASETS.FEW_LABELS" in plan.cells[0].steps[0].command
     assert check(plan, 1)["moco_demo_scenes_train"] == "8 images" and not plan.problems
-    plan = plan_of(tmp_path, "random", few_label=9)
+    plan = plan_of(tmp_path, "random", few_labels=9)
     check(plan, 1)
     assert "FEW_LABELS is 9, and there are only 8 images" in plan.problems[0]
 
