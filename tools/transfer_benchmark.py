@@ -6,7 +6,7 @@
         --trials 5 --output output/benchmark
 
     ... --dry-run            check everything, print the plan and stop
-    ... --few-label 0.1      train on a tenth of the images, the same for all initialisations
+    ... --few-labels 0.1     train on a tenth of the images, the same for all initialisations
     ... --jobs 4             four runs at a time, each on --num-gpus GPUs of its own
     ... SOLVER.MAX_ITER 100  trailing KEY VALUE pairs go to every run
     tools/transfer_benchmark.py --report output/benchmark    rebuild the report from what is there
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", help="folder for everything written")
     parser.add_argument("--num-gpus", type=int, default=1, help="of a run; processes on a CPU")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--few-label", type=float, default=0.0, help="a share, or so many images")
+    parser.add_argument("--few-labels", type=float, default=0.0, help="a share, or so many images")
     parser.add_argument("--dry-run", action="store_true", help="check, print the plan and stop")
     parser.add_argument("--report", metavar="DIR", help="only rebuild the report of this folder")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="KEY VALUE")
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             args.trials,
             args.num_gpus,
             args.options,
-            args.few_label,
+            args.few_labels,
         )
         words = [os.path.basename(__file__), *(sys.argv[1:] if argv is None else argv)]
         return int(run_benchmark(plan, args.jobs, shlex.join(words), args.dry_run) > 0)

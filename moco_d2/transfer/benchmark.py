@@ -110,7 +110,7 @@ def plan_text(plan: Plan, sizes: dict[str, str], at_once: int) -> str:
     left = [cell for cell in plan.cells if cell.status != DONE]
     iterations = sum(cell.iterations - cell.iterations_done() for cell in left)
     kind = "GPU(s)" if plan.on_gpu else "CPU process(es)"
-    few = [f"few labels: {words}"] if (words := few_words(plan.few_label)) else []
+    few = [f"few labels: {words}"] if (words := few_words(plan.few_labels)) else []
     counts = f"{len(plan.tasks)} task(s) x {len(plan.inits)} initialisation(s) x {plan.trials}"
     return "\n".join(
         [

@@ -83,7 +83,7 @@ class Plan:
     trials: int
     num_gpus: int
     options: list[str]
-    few_label: float = 0.0
+    few_labels: float = 0.0
     problems: list[str] = field(default_factory=list)
     configs: dict[tuple[str, str], CfgNode] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
@@ -106,7 +106,7 @@ def make_plan(
     trials: int,
     num_gpus: int = 1,
     options: Sequence[str] = (),
-    few_label: float = 0.0,
+    few_labels: float = 0.0,
 ) -> Plan:
     """Resolve names and settings; what cannot run is listed in `problems`, nothing is raised.
 
@@ -117,7 +117,7 @@ def make_plan(
         trials: per task and initialisation; trial k has seed k.
         num_gpus: GPUs of a run, or processes on a CPU.
         options: KEY VALUE pairs of all runs.
-        few_label: DATASETS.FEW_LABELS of all runs.
+        few_labels: DATASETS.FEW_LABELS of all runs.
     """
     problems: list[str] = []
     plan = Plan(
@@ -127,7 +127,7 @@ def make_plan(
         trials,
         num_gpus,
         list(options),
-        few_label,
+        few_labels,
         problems,
     )
     _check_names(plan)
@@ -169,7 +169,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             {
                 "name": task.name,
                 "config": str(task.config),
-                "protocol": "; ".join(filter(None, (task.protocol, few_words(plan.few_label)))),
+                "protocol": "; ".join(filter(None, (task.protocol, few_words(plan.few_labels)))),
                 "metric": metrics[0],
                 "metrics": metrics,
             }
@@ -202,11 +202,11 @@ def _of_objects(cfg: CfgNode) -> list[str]:
     return [f"{kind}/{score}" for kind in kinds for score in ("AP", "AP50", "AP75")]
 
 
-def few_words(few_label: float) -> str:
+def few_words(few_labels: float) -> str:
     """What few labels mean, in words; "": all images are used."""
-    if not few_label:
+    if not few_labels:
         return ""
-    return f"{few_label:g} of the images" if few_label < 1 else f"{few_label:g} images"
+    return f"{few_labels:g} of the images" if few_labels < 1 else f"{few_labels:g} images"
 
 
 def _task(name: str, problems: list[str]) -> Task | None:
@@ -265,7 +265,7 @@ def _config(plan: Plan, task: Task, init: Init) -> CfgNode | None:
 
 
 def _options(plan: Plan, init: Init, trial: int) -> list[str]:
-    few = ["DATASETS.FEW_LABELS", str(float(plan.few_label))] if plan.few_label else []
+    few = ["DATASETS.FEW_LABELS", str(float(plan.few_labels))] if plan.few_labels else []
     own = ["MODEL.WEIGHTS", init.weights, "SEED", str(trial)]
     return ["SOLVER.CHECKPOINT_KEEP", "1", *plan.options, *few, *own]
 
