@@ -51,6 +51,7 @@ def _sizes(name: str, config: Path, *sizes: int) -> tuple[Variant, ...]:
     )
 
 
+FEW = "DATASETS.FEW_LABELS"
 V1_HEAD = {"MODEL.MOCO.HEAD": "linear", "MODEL.MOCO.TEMPERATURE": "0.07"}
 V1_VIEWS = {
     "INPUT.VIEWS.QUERY": "moco_v1",
@@ -109,12 +110,15 @@ GRIDS: dict[str, Grid] = {
         (
             Variant("random", kind="random"),
             Variant("supervised", config=DEMO / "supervised.yaml", kind="supervised"),
-            # Labels for six images of each class: as many as detection has pictures.
-            Variant("supervised_96", {"DATASETS.FEW_LABELS": "6.0"}, DEMO / "supervised.yaml"),
+            # Six images of each class: about as many as detection has pictures; and ten times as
+            # many. Half the steps show each of them 533 and 52 times.
+            Variant("supervised_96", {FEW: "6.0"}, DEMO / "supervised.yaml", length=0.5),
+            Variant("supervised_992", {FEW: "62.0"}, DEMO / "supervised.yaml", length=0.5),
             Variant("endtoend", config=DEMO / "endtoend.yaml"),
             Variant("memory_bank", config=DEMO / "memory_bank.yaml"),
             Variant("moco_v1", config=DEMO / "moco_v1.yaml"),
             Variant("moco_v2"),
+            Variant("moco_v2_long", length=2.5),
             # Both views are queries and keys: as much computing comes of half the images.
             Variant("moco_v3", config=DEMO / "moco_v3.yaml", batch=128, length=0.5),
         ),

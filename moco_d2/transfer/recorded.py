@@ -60,7 +60,9 @@ class Part:
         return shlex.join(map(str, words + ["--val"] * validate))
 
 
-METHODS = "methods:random,supervised,moco_v1,moco_v2,moco_v3"
+METHODS = (
+    "methods:random,supervised,supervised_96,supervised_992,moco_v1,moco_v2,moco_v2_long,moco_v3"
+)
 # Steps of 64 images, of which the built-in objects have 24,000: 4.3 and 0.9 epochs.
 LONG = ("SOLVER.MAX_ITER", "1600")
 SHORT = ("SOLVER.MAX_ITER", "350")
@@ -79,16 +81,7 @@ PLANS: dict[str, dict[str, Part]] = {
     },
     "quick": {
         "methods": Part(("methods:random,supervised,moco_v2",), 1, LONG, (SCENES,)),
-        "trends": Part(
-            (
-                "momentum:m0,m0.995",
-                "dictionary:queue_K64,queue_K4096",
-                "shuffle",
-                "steps:v1,mlp_views_cosine",
-            ),
-            1,
-            SHORT,
-        ),
+        "trends": Part(TRENDS, 1, SHORT),
     },
 }
 
