@@ -34,10 +34,9 @@ import sys
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in tools/train_net.py
 
 from detectron2.utils.logger import setup_logger
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from moco_d2.engine.environment import find_job
-from moco_d2.engine.setup import sentence
+from moco_d2.engine.setup import exit_code, sentence
 from moco_d2.errors import UserError
 from moco_d2.evaluation.inits import add_init_arguments, at_least, device_of, networks_of
 from moco_d2.evaluation.probe import Settings, describe, load_sets, run_probe
@@ -57,14 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     try:
-        print(describe(run_probe(networks, sets, args.output, settings, job)))
-    except (UserError, OSError) as error:
+        return exit_code(
+            lambda: print(describe(run_probe(networks, sets, args.output, settings, job)))
+        )
+    except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """From a command line to a running job: arguments, effective config, processes, trainer."""
 
 import argparse
+import contextlib
 import json
 import logging
 import math
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 
 from detectron2.config import CfgNode, get_cfg
 from detectron2.engine import default_argument_parser, default_setup
@@ -31,6 +33,8 @@ from moco_d2.errors import UserError
 
 # What --eval-only writes into OUTPUT_DIR.
 EVALUATION = "evaluation.json"
+
+logger = logging.getLogger(__name__)
 
 # Meta-architectures that this project trains its own way; all others are detectron2's models.
 TRAINERS = {
@@ -61,10 +65,22 @@ def run(argv: list[str] | None, epilog: str) -> int:
     except (ValueError, KeyError, AssertionError, OSError, ImportError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
+    return exit_code(lambda: launch(_main, job, cfg.MODEL.DEVICE, (cfg, notes, args)))
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """The exit code of a command that ends with some work on processes; says why the work failed.
+
+    Args:
+        work: calls :func:`launch`, whose processes fail as in :func:`ending_in_a_sentence`.
+    """
     try:
-        launch(_main, job, cfg.MODEL.DEVICE, (cfg, notes, args))
+        work()
     except SystemExit as end:
         return end.code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except ProcessRaisedException as end:
         print(f"error: {end}", file=sys.stderr)
         return 1
@@ -74,6 +90,24 @@ def run(argv: list[str] | None, epilog: str) -> int:
         print(f"error: {end}", file=sys.stderr)
         return 128 - end.exit_code
     return 0
+
+
+@contextlib.contextmanager
+def ending_in_a_sentence(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
+    """End a process of a job with exit code 2 and a sentence in the log when the body fails.
+
+    Args:
+        explain: error -> the one to show in its place; None: it needs its stack trace.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = explain(error)
+        if known is None:
+            raise
+        if comm.is_main_process() or not getattr(known, "on_all_processes", False):
+            logger.error(sentence(known))
+        raise SystemExit(2) from known
 
 
 def setup(args: argparse.Namespace, world_size: int) -> tuple[CfgNode, list[str]]:
@@ -113,10 +147,9 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
     # Commands that each join the job may have drawn a seed each.
     cfg, notes = comm.all_gather((cfg, notes))[0]
     _set_up_process(cfg, args)
-    logger = logging.getLogger(__name__)
     trainer_class = trainer_of(cfg)
     logger.info("\n" + trainer_class.describe(cfg, comm.get_world_size(), notes))
-    try:
+    with ending_in_a_sentence(lambda error: explain(error, cfg)):
         if args.eval_only:
             results = trainer_class.eval_only(cfg, resume=args.resume)
             if comm.is_main_process():
@@ -125,13 +158,6 @@ def _main(cfg: CfgNode, notes: list[str], args: argparse.Namespace) -> None:
         trainer = trainer_class(cfg)
         trainer.resume_or_load(resume=args.resume)
         trainer.train()
-    except Exception as error:
-        known = explain(error, cfg)
-        if known is None:
-            raise
-        if comm.is_main_process() or not getattr(known, "on_all_processes", False):
-            logger.error(sentence(known))
-        raise SystemExit(2) from known
 
 
 def _write_evaluation(folder: str, results: dict) -> None:

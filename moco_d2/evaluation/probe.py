@@ -1,5 +1,6 @@
 """The quick probe: features of frozen backbones, read once and kept on disk, then judged."""
 
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from moco_d2.data.index import ImageIndex
 from moco_d2.data.labels import load_labelled_index, with_classes
 from moco_d2.engine.distributed import launch
 from moco_d2.engine.environment import Job
+from moco_d2.engine.setup import ending_in_a_sentence
 from moco_d2.errors import UserError
 from moco_d2.evaluation.feature_store import FeatureStore, fingerprint
 from moco_d2.evaluation.frozen_features import FrozenFeatures, finite_batches
@@ -127,6 +129,7 @@ def run_probe(
     Raises:
         UserError: images, backbones or settings do not fit together; or too many images cannot be
             read.
+        ProcessExitedException: the same happened in one of several processes, which has said so.
     """
     for network in networks.values():
         network.check_size(settings.size)
@@ -210,11 +213,18 @@ def _store(
 def _extract(work: list[tuple], settings: Settings) -> None:
     """Compute this process's share of the features that are missing."""
     setup_logger(name="moco_d2", distributed_rank=comm.get_rank())
-    for title, network, index, missing, store in work:
-        mine = missing[comm.get_rank() :: comm.get_world_size()]
-        network.to(settings.device)
-        extract(network, index, mine, store, settings, title)
-        network.to("cpu")
+    # From a process of its own, an error would reach the caller as a stack trace.
+    several = comm.get_world_size() > 1
+    with ending_in_a_sentence(_known) if several else contextlib.nullcontext():
+        for title, network, index, missing, store in work:
+            mine = missing[comm.get_rank() :: comm.get_world_size()]
+            network.to(settings.device)
+            extract(network, index, mine, store, settings, title)
+            network.to("cpu")
+
+
+def _known(error: Exception) -> Exception | None:
+    return error if isinstance(error, (UserError, OSError)) else None
 
 
 def extract(

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -312,3 +314,16 @@ def test_features_that_are_not_finite_are_refused(tool, folders, weights, tmp_pa
     torch.save(content, weights)
     assert tool.main(command(folders, tmp_path / "probe", "--init", f"moco={weights}")) == 2
     assert "are not finite numbers" in capsys.readouterr().err
+
+
+def test_what_a_process_of_several_refuses_is_a_sentence(tmp_path, weights):
+    """The second of two has all the images that cannot be read, more than 1 % of its share."""
+    folders = {name: colour_folder(tmp_path / name, 4, 4) for name in ("train", "val")}
+    for i in (1, 3):  # of 4 "bright" ones, which come first
+        (folders["train"] / "bright" / f"{i}.png").write_bytes(b"no image")
+    inits = ["--init", f"moco={weights}", "--num-gpus", "2", "--device", "cpu"]
+    words = [sys.executable, str(TOOL), *command(folders, tmp_path / "probe", *inits)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 2, done.stdout
+    assert "2 of 4 images cannot be read, more than 1 %" in done.stdout
+    assert "Traceback" not in done.stdout
