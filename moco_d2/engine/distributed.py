@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moco_d2.engine.environment import Job
 from moco_d2.engine.guard import FOLLOWER_EXIT, Guard
 from moco_d2.engine.signals import stop_signals
+from moco_d2.errors import UserError
 
 TIMEOUT = timedelta(minutes=30)
 # How long the processes of a machine may go on after one of them has failed.
@@ -39,12 +40,15 @@ def launch(main: Callable, job: Job, device: str = "cuda", args: tuple = ()) -> 
         device: MODEL.DEVICE.
 
     Raises:
+        UserError: processes that would be started here have no GPU of their own.
         ProcessRaisedException, ProcessExitedException: a process that was started here failed.
     """
     if job.world_size == 1:
         with stop_signals():
             main(*args)
     elif job.local_rank is None:
+        if device.startswith("cuda"):
+            _check_gpus(job.local_world_size)
         worker_args = (main, job, device, args)
         _watch(
             mp.start_processes(
@@ -59,6 +63,15 @@ def launch(main: Callable, job: Job, device: str = "cuda", args: tuple = ()) -> 
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
+
+
+def _check_gpus(wanted: int) -> None:
+    there = torch.cuda.device_count()
+    if wanted > there:
+        raise UserError(
+            f"--num-gpus is {wanted} and this machine has {there} GPU{'s' * (there != 1)}: each "
+            "process needs one of its own; give fewer, or run on the CPU, whose cores they share"
+        )
 
 
 def _worker(local_rank: int, main: Callable, job: Job, device: str, args: tuple) -> None:

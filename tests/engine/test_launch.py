@@ -13,9 +13,14 @@ from pathlib import Path
 
 import jobs
 import pytest
+import torch
 from detectron2.utils import comm
 from support import run_processes
 from torch.multiprocessing import ProcessExitedException
+
+from moco_d2.engine.distributed import launch
+from moco_d2.engine.environment import find_job
+from moco_d2.engine.setup import exit_code
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -217,6 +222,23 @@ def _leave_traces(folder: str) -> None:
     # Modules of a dying interpreter lose their contents, this object among them.
     sys.modules["trace"] = _Trace(Path(folder, f"torn down {rank}"))
     raise SystemExit(7)
+
+
+def test_more_processes_than_gpus_are_refused_before_any_starts(monkeypatch, tmp_path, capsys):
+    """On the CPU they run, however many GPUs there are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def code(device: str) -> int:
+        return exit_code(lambda: launch(_leave_traces, find_job(2), device, (str(tmp_path),)))
+
+    assert code("cuda") == 2
+    assert capsys.readouterr().err == (
+        "error: --num-gpus is 2 and this machine has 1 GPU: each process needs one of its own; "
+        "give fewer, or run on the CPU, whose cores they share\n"
+    )
+    assert not list(tmp_path.iterdir())
+    assert code("cpu") == 7
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 class _Trace:
