@@ -121,7 +121,9 @@ def _knn(
     ranked = {
         str(k): rank_by_votes(
             similarity[:, :k], labels[:, :k], temperature=temperature, num_classes=classes
-        )[:, : max(TOP)]
+        )[
+            :, : max(TOP)
+        ].clone()  # the slice itself would keep all classes in memory
         for k in numbers
     }
     return {k: _accuracies(r, queries.labels) for k, r in ranked.items()}, ranked

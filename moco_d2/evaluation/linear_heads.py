@@ -81,7 +81,8 @@ class LinearHeads:
             int64 (n, L, top), part by part of the N.
         """
         for part in features.split(max(1, _LOGITS // self.bias.numel())):
-            yield self.logits(part).argsort(dim=2, descending=True, stable=True)[:, :, :top]
+            ranked = self.logits(part).argsort(dim=2, descending=True, stable=True)
+            yield ranked[:, :, :top].clone()  # the slice itself would keep all classes in memory
 
 
 def train_heads(

@@ -8,6 +8,7 @@ from support import tiny_pretrain_config
 from moco_d2.data.streams import SampleStream
 from moco_d2.engine.classification import ClassificationTrainer
 from moco_d2.engine.distributed import unwrap
+from moco_d2.evaluation import linear_heads
 from moco_d2.evaluation.features import feature_batches
 from moco_d2.evaluation.linear_heads import LinearHeads, standardise, train_heads
 
@@ -57,6 +58,15 @@ def test_each_head_is_the_one_trained_alone():
         scores = features @ together.weight[:, i] + together.bias[i]
         ranked = torch.cat(list(together.ranked(features, 2)))[:, i]
         assert torch.equal(ranked, scores.argsort(dim=1, descending=True, stable=True)[:, :2])
+
+
+def test_ranked_classes_keep_no_others_in_memory(monkeypatch):
+    monkeypatch.setattr(linear_heads, "_LOGITS", 20 * 2 * CLASSES)
+    features, _ = data()
+    heads = LinearHeads.create(FEATURES, CLASSES, 2, seed=0, like=features)
+    parts = list(heads.ranked(features, 3))
+    assert [len(part) for part in parts] == [20, 20, 20, 10]
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
 
 
 def test_a_set_smaller_than_a_batch_is_one_batch():

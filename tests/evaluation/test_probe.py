@@ -22,7 +22,7 @@ from weights import moco_checkpoint
 from moco_d2.engine.environment import Job
 from moco_d2.evaluation.feature_store import FeatureStore
 from moco_d2.evaluation.frozen_features import FrozenFeatures, random_features
-from moco_d2.evaluation.judging import Labelled, judge
+from moco_d2.evaluation.judging import Labelled, _knn, judge
 from moco_d2.evaluation.probe import Settings, _extract, extract, load_sets, run_probe
 
 TOOL = Path(__file__).parents[2] / "tools" / "probe.py"
@@ -247,6 +247,17 @@ def test_judgements_equal_those_of_the_definitions():
     }
     assert mistakes == {(i, j): n for (i, j), n in np.ndenumerate(confusion) if i != j and n}
     assert list(mistakes.values()) == sorted(mistakes.values(), reverse=True)
+
+
+def test_votes_that_are_kept_hold_no_other_classes_in_memory():
+    rng = np.random.default_rng(0)
+    train, val = (
+        Labelled(torch.from_numpy(rng.normal(size=(n, 6))), torch.arange(n) % 12) for n in (40, 30)
+    )
+    _, ranked = _knn(train, val, 12, (1, 7), 0.07)
+    for first in ranked.values():
+        assert first.shape == (30, 5)
+        assert first.untyped_storage().nbytes() == first.nbytes
 
 
 def test_standardised_features_do_not_depend_on_their_scale():
