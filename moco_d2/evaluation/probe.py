@@ -154,12 +154,13 @@ def run_probe(
             work[store.folder] = (title, networks[name], sets[part].index, missing, store)
     if work:
         launch(_extract, job, settings.device, (list(work.values()), settings))
-    results = {}
+    classes = sets["train"].index.classes
+    results, confusions = {}, {}
     for name, network in networks.items():
         train, val = (
             _labelled(stores[name, part], sets[part], settings.device) for part in ("train", "val")
         )
-        results[name] = _judge(name, train, val, sets["train"].index.classes, settings, output)
+        results[name], confusions[name] = _judge(name, train, val, classes, settings)
         results[name] |= {
             "features": train.features.shape[1],
             "architecture": network.title,
@@ -171,12 +172,15 @@ def run_probe(
     content = {
         "sets": {part: images.names for part, images in sets.items()},
         "settings": asdict(settings),
-        "classes": len(sets["train"].index.classes),
+        "classes": len(classes),
         "most_frequent_class": 100 * float(counts.max() / counts.sum()),
         "results": results,
     }
     with replaced_file(str(Path(output, RESULTS))) as aside:
         Path(aside).write_text(json.dumps(content, indent=1))
+    for name, confusion in confusions.items():
+        title = f"{name}, linear, lr {results[name]['best']['linear']['learning_rate']:g}"
+        draw_confusion(confusion, classes, str(Path(output, f"confusion_{name}.png")), title)
     return content
 
 
@@ -288,18 +292,14 @@ def _judge(
     val: Labelled,
     classes: Sequence[str],
     settings: Settings,
-    output: str,
-) -> dict[str, Any]:
-    """What :func:`judge` says, and the picture of it."""
+) -> tuple[dict[str, Any], np.ndarray]:
+    """What :func:`judge` returns, with a progress line meanwhile."""
     options = asdict(settings)
     chosen = ("neighbours", "temperature", "learning_rates", "epochs", "standardised", "seed")
     with _progress(None, f"{name}, linear heads", " iterations") as bar:
-        result, confusion = judge(
+        return judge(
             train, val, classes, progress=bar.update, **{key: options[key] for key in chosen}
         )
-    title = f"{name}, linear, lr {result['best']['linear']['learning_rate']:g}"
-    draw_confusion(confusion, classes, str(Path(output, f"confusion_{name}.png")), title)
-    return result
 
 
 def _progress(total: int | None, title: str, unit: str) -> tqdm:

@@ -24,6 +24,7 @@ from moco_d2.evaluation.feature_store import FeatureStore
 from moco_d2.evaluation.frozen_features import FrozenFeatures, random_features
 from moco_d2.evaluation.judging import Labelled, _knn, judge
 from moco_d2.evaluation.probe import Settings, _extract, extract, load_sets, run_probe
+from moco_d2.visualization.confusion import draw_confusion
 
 TOOL = Path(__file__).parents[2] / "tools" / "probe.py"
 SETTINGS = Settings(size=32, batch_size=4, images_per_file=8, epochs=2)
@@ -271,6 +272,21 @@ def test_standardised_features_do_not_depend_on_their_scale():
         result, _ = judge(*parts, "abc", epochs=5, standardised=standardised)
         linear.append(result["linear"])
     assert linear[0] == linear[1] != linear[2]
+
+
+def test_a_class_name_with_dollars_is_no_formula(tmp_path):
+    path = tmp_path / "confusion.png"
+    draw_confusion(np.array([[3, 1], [0, 4]]), ["$x_$", "plain"], str(path), "title")
+    assert cv2.imread(str(path)).std() > 1
+
+
+def test_results_are_written_though_a_picture_cannot_be(folders, tmp_path):
+    (tmp_path / "confusion_own.png").mkdir()
+    sets = load_sets([str(folders["train"])], [str(folders["val"])])
+    with pytest.raises(IsADirectoryError):
+        run_probe({"own": watched()}, sets, str(tmp_path), SETTINGS, Job())
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["results"]["own"]["best"]["knn"]["top1"] == 100.0
 
 
 @pytest.mark.parametrize(
