@@ -1,20 +1,16 @@
 """What a config says of its dictionary (`MODEL.MOCO.DICTIONARY`): checked, completed, described."""
 
 import math
-import os
-from pathlib import Path
 
-import torch
 from detectron2.config import CfgNode
-from detectron2.utils import comm
 
 from moco_d2.engine.backbones import has_batch_norm
+from moco_d2.engine.memory import total_memory
 from moco_d2.errors import UserError
 
 # Share of the data set's keys that a queue may hold; beyond, one in eight holds an older key of the
 # query's own image (docs/monitoring.md).
 _SANE_SHARE = 0.5
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_dictionary(cfg: CfgNode, num_images: int) -> list[str]:
@@ -75,8 +71,10 @@ def _check_memory_bank(cfg: CfgNode, num_images: int) -> list[str]:
             f"memory bank has negatives of; set it to {num_images} or less"
         )
     needed = _bank_bytes(cfg, num_images)
-    where, there = _memory(cfg.MODEL.DEVICE)
+    there = total_memory(cfg.MODEL.DEVICE)
     if needed > there:
+        on_gpu = cfg.MODEL.DEVICE.startswith("cuda")
+        where = "on each GPU" if on_gpu else "in each process's share of the memory"
         raise UserError(
             f"a memory bank of {num_images} images takes {needed / 1e9:.2f} GB {where} "
             f"({moco.DIM} numbers of 4 bytes for each, MODEL.MOCO.DIM), which has "
@@ -210,14 +208,3 @@ def directions(cfg: CfgNode) -> int:
 
 def _bank_bytes(cfg: CfgNode, num_images: int) -> int:
     return num_images * cfg.MODEL.MOCO.DIM * 4
-
-
-def _memory(device: str) -> tuple[str, int]:
-    """Where a memory bank goes, in words, and how many bytes there are for it."""
-    if device.startswith("cuda"):
-        return "on each GPU", torch.cuda.get_device_properties(device).total_memory
-    processes = comm.get_local_size()
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if _CGROUP_LIMIT.is_file() and (limit := _CGROUP_LIMIT.read_text().strip()).isdigit():
-        there = min(there, int(limit))  # a container's share of the machine
-    return "in each process's share of the memory", there // processes

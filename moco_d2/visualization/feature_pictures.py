@@ -13,6 +13,7 @@ from tqdm import tqdm
 from moco_d2.data.few_labels import few_images
 from moco_d2.data.index import ImageIndex
 from moco_d2.data.pixels import PixelFormat
+from moco_d2.engine.memory import free_memory
 from moco_d2.errors import UserError
 from moco_d2.evaluation.frozen_features import FrozenFeatures, finite_batches
 from moco_d2.evaluation.knn import nearest_neighbours
@@ -24,7 +25,7 @@ from moco_d2.visualization.neighbours import (
     spread_over_classes,
 )
 from moco_d2.visualization.tiles import original
-from moco_d2.visualization.tsne import principal_components, tsne
+from moco_d2.visualization.tsne import principal_components, tsne, tsne_bytes
 
 _BATCH = 128
 _COMPONENTS = 50  # that t-SNE sees
@@ -117,9 +118,12 @@ def embedding_picture(
         max_images: show so many, drawn by `seed`; 0: all.
 
     Raises:
-        UserError: images, backbones or settings do not fit together.
+        UserError: images, backbones or settings do not fit together, or t-SNE not into memory.
     """
-    numbers, features = features_of(networks, index, _drawn(len(index), max_images, seed), reading)
+    drawn = _drawn(len(index), max_images, seed)
+    if method == "tsne":
+        _check_memory(len(drawn), reading.device)
+    numbers, features = features_of(networks, index, drawn, reading)
     if len(numbers) < 3:
         raise UserError(f"a map needs at least 3 images; {len(numbers)} can be read: name more")
     labels = index.labels[numbers]
@@ -129,6 +133,15 @@ def embedding_picture(
         notes = [words, *_own_class(values, labels)]
         maps[name] = Map(points.cpu().double().numpy(), "; ".join(notes))
     return draw_maps(maps, labels, index.classes)
+
+
+def _check_memory(images: int, device: str) -> None:
+    needed, free = tsne_bytes(images), free_memory(device)
+    if needed > free:
+        raise UserError(
+            f"t-SNE of {images} images needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
+            "free: lower --max-images, or use --method pca"
+        )
 
 
 def _pca(values: Tensor, name: str, perplexity: float) -> tuple[Tensor, str]:

@@ -70,6 +70,11 @@ def gradient(p: Tensor, y: Tensor) -> Tensor:
     return 4 * (weights.sum(dim=1, keepdim=True) * y - weights @ y)
 
 
+def tsne_bytes(count: int) -> int:
+    """Memory that :func:`tsne` takes for so many float32 points: five (N, N), in `gradient`."""
+    return 5 * 4 * count**2
+
+
 def tsne(
     points: Tensor,
     *,
@@ -78,9 +83,9 @@ def tsne(
 ) -> Tensor:
     """Lay out points in a plane so that neighbours stay neighbours.
 
-    The exact algorithm: time and memory grow with N². It starts from the two principal components,
-    so that equal points give equal maps. Momentum, gains and exaggeration as in the authors' code,
-    learning rate N / 48 (Belkina et al., 2019).
+    The exact algorithm: time and memory (:func:`tsne_bytes`) grow with N². It starts from the
+    two principal components, so that equal points give equal maps. Momentum, gains and exaggeration
+    as in the authors' code, learning rate N / 48 (Belkina et al., 2019).
 
     Args:
         points: float (N, C), N at least 3.

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from moco_d2.visualization.tsne import affinities, gradient, principal_components, tsne
+from moco_d2.visualization.tsne import affinities, gradient, principal_components, tsne, tsne_bytes
 
 
 def points(count: int = 12, channels: int = 5) -> np.ndarray:
@@ -119,3 +121,27 @@ def test_clusters_stay_together():
     apart = np.linalg.norm(y[:, None] - y[None], axis=2)
     same = cluster[:, None] == cluster
     assert apart[same].max() < apart[~same].min()
+
+
+class _LargestTensors(TorchDispatchMode):
+    """Counts the tensors of so many bytes that live at once; `most` after any operation."""
+
+    def __init__(self, nbytes: int):
+        super().__init__()
+        self._nbytes, self._seen, self.most = nbytes, {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().nbytes() == self._nbytes:
+            reference = StorageWeakRef(result.untyped_storage())
+            self._seen[reference.cdata] = reference
+        self._seen = {k: r for k, r in self._seen.items() if not r.expired()}
+        self.most = max(self.most, len(self._seen))
+        return result
+
+
+def test_memory_is_that_of_the_matrices_that_live_at_once():
+    x = torch.from_numpy(points(40)).float()
+    with _LargestTensors(4 * 40**2) as matrices:
+        tsne(x, iterations=[0, 250])
+    assert matrices.most * 4 * 40**2 == tsne_bytes(40)

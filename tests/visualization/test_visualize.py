@@ -14,7 +14,9 @@ from support import tiny_pretrain_config
 from weights import moco_checkpoint
 
 from moco_d2.data.datasets import load_image_index
+from moco_d2.data.index import ImageIndex
 from moco_d2.engine.trainer import PretrainTrainer
+from moco_d2.errors import UserError
 from moco_d2.evaluation.frozen_features import features_from_file
 from moco_d2.visualization.embedding import NAMED, Map, draw_maps
 from moco_d2.visualization.feature_pictures import (
@@ -153,6 +155,16 @@ def test_the_map_of_principal_components_is_that_of_the_features(images, network
     assert notes == [
         f"PCA, {share:.0f} % of the variance; nearest neighbour of the same class: {hits:.0f} %"
     ]
+
+
+def test_a_map_that_memory_cannot_hold_is_refused_before_images_are_read(network, tmp_path):
+    count = 2_000_000  # 80 terabytes
+    nowhere = ImageIndex([str(tmp_path / "nowhere.png")], [-1]).take(np.zeros(count, np.int64))
+    said = "t-SNE of 2000000 images needs 80000.0 GB, and .* GB are free: lower --max-images, or"
+    with pytest.raises(UserError, match=said):
+        embedding_picture({"moco": network}, nowhere, READING, max_images=0)
+    with pytest.raises(UserError, match="none of the images can be read"):  # it tried
+        embedding_picture({"moco": network}, nowhere, READING, max_images=200)
 
 
 def test_rare_classes_and_images_without_one_are_grey():
