@@ -119,8 +119,8 @@ class BaseTrainer(DefaultTrainer):
 
     def resume_or_load(self, resume: bool = True):
         super().resume_or_load(resume)
-        if self.start_iter > 0 and comm.is_main_process():
-            written = self._history.written(self.start_iter - 1)
+        if comm.is_main_process():
+            written = self._history.written(self.start_iter - 1) if self.start_iter else None
             forget_metrics(f"{self.cfg.OUTPUT_DIR}/metrics.json", after=written)
 
     def train(self):

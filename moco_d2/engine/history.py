@@ -53,10 +53,10 @@ class ScalarHistory:
         self._scalars = {}
 
 
-def forget_metrics(path: str, after: int) -> None:
+def forget_metrics(path: str, after: int | None) -> None:
     """Cut off a `metrics.json` where iterations above `after`, or half a line, begin.
 
-    In place, since a writer may hold the file open.
+    In place, since a writer may hold the file open. With None, only half a line is.
     """
     if not os.path.isfile(path):
         return
@@ -66,6 +66,7 @@ def forget_metrics(path: str, after: int) -> None:
             position += len(line)
             # What comes before the last line that stays may be of an earlier run: it stays, too.
             with contextlib.suppress(ValueError):
-                if json.loads(line)["iteration"] <= after:
+                whole = line.endswith(b"\n")
+                if whole and (after is None or json.loads(line)["iteration"] <= after):
                     end = position
     os.truncate(path, end)

@@ -29,13 +29,16 @@ class Run:
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """One dict per written iteration, by iteration.
 
-    Where iterations go back, a run went on from a checkpoint or was started anew: what an earlier
-    attempt wrote of them does not count. Half a line at the end is one that is being written.
+    Where iterations of training go back, a run went on from a checkpoint or was started anew: what
+    an earlier attempt wrote of later ones does not count. Lines of evaluations and monitors may
+    come after those of a later iteration (detectron2's JSONWriter groups what it writes at a time
+    by iteration). Half a line at the end is one that is being written.
 
     Raises:
         UserError: a line is not detectron2's.
     """
     records: dict[int, dict[str, float]] = {}
+    trained = -1  # the last iteration of training in this attempt
     with open(path, errors="replace") as f:
         for number, line in enumerate(f, 1):
             try:
@@ -48,23 +51,27 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
                     f"line {number} of {path} is not a line of metrics: remove it, or name another "
                     "file"
                 ) from error
-            while records and next(reversed(records)) > iteration:
-                records.popitem()
+            if "total_loss" in record:
+                if iteration <= trained:
+                    records = {i: r for i, r in records.items() if i <= iteration}
+                trained = iteration
             records.setdefault(iteration, {}).update(record)
-    return list(records.values())
+    return [records[iteration] for iteration in sorted(records)]
 
 
 def read_runs(names: Sequence[str]) -> list[Run]:
     """Read runs for comparison.
 
     Args:
-        names: each a run's folder, its metrics.json, or a folder with runs anywhere below it;
-            NAME=PATH to say what the run is called.
+        names: each a run's folder, its metrics.json, or a folder with runs anywhere below it, of
+            which those that have not written anything yet are left out; NAME=PATH to say what the
+            run is called.
 
     Raises:
         UserError: there are no metrics where one is looked for, or two runs have the same name.
     """
     found: dict[Path, str] = {}
+    begun: set[Path] = set()  # found below a folder: they may have nothing to show yet
     for text in names:
         name, separator, rest = text.partition("=")
         named = bool(separator) and not Path(text).exists()
@@ -72,8 +79,14 @@ def read_runs(names: Sequence[str]) -> list[Run]:
         if named and len(paths) > 1:
             raise UserError(f"{text!r} names {len(paths)} runs: give each a name, or none")
         found.update(dict.fromkeys(paths, name if named else ""))
+        begun.update(paths if len(paths) > 1 else ())
+    curves = {path: _curves(path) for path in found}
+    waiting = [path for path in found if not curves[path]]
+    if waiting and (len(waiting) == len(found) or not begun.issuperset(waiting)):
+        raise UserError(f"{waiting[0]} is empty: no metrics are written yet")
+    found = {path: name for path, name in found.items() if curves[path]}
     short = _short_names([path for path, name in found.items() if not name])
-    runs = [Run(name or short[path], path, _curves(path)) for path, name in found.items()]
+    runs = [Run(name or short[path], path, curves[path]) for path, name in found.items()]
     called = [run.name for run in runs]
     for run in runs:
         if called.count(run.name) > 1:
@@ -116,6 +129,4 @@ def _curves(path: Path) -> dict[str, tuple[list[int], list[float]]]:
                 iterations, values = curves.setdefault(key.removeprefix(_PREFIX), ([], []))
                 iterations.append(record["iteration"])
                 values.append(value)
-    if not curves:
-        raise UserError(f"{path} is empty: no metrics are written yet")
     return curves

@@ -27,6 +27,10 @@ def lines(*iterations):
         ([*lines(1, 3), '{"iteration": 5, "lo'], 5, 2),
         # An earlier run in the same folder.
         (lines(1, 3, 5, 7, 1, 3, 5), 3, 6),
+        # Started anew after it was killed before its first checkpoint.
+        ([*lines(1, 3, 5), '{"iteration": 7, "lo'], None, 3),
+        ([*lines(1, 3, 5), '{"iteration": 7}'], None, 3),
+        ([*lines(1, 3, 5), "not a line of metrics\n"], None, 4),
     ],
 )
 def test_lines_that_will_be_written_again_are_cut_off(tmp_path, written, after, kept):

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from detectron2.utils.events import EventStorage, JSONWriter
 from matplotlib import pyplot as plt
 
 from moco_d2.errors import UserError
@@ -85,6 +86,42 @@ def test_where_iterations_go_back_the_later_attempt_counts(tmp_path):
         {"iteration": 10, "total_loss": 5.0},
         {"iteration": 20, "total_loss": 6.0, "knn/top1": 7.0},
     ]
+
+
+def test_a_line_may_come_after_that_of_a_later_iteration(tmp_path):
+    """detectron2's writer, with an evaluation every 50 and monitors every 30 iterations."""
+    path = tmp_path / "metrics.json"
+    with EventStorage() as storage:
+        writer = JSONWriter(str(path), window_size=1)
+        for iteration in range(120):
+            storage.iter = iteration
+            storage.put_scalar("total_loss", iteration / 4)
+            if iteration % 30 == 29:
+                storage.put_scalar("[metric]feature_std", iteration / 8)
+            if iteration % 50 == 49:
+                storage.put_scalar("knn/top1", iteration / 2, smoothing_hint=False)
+            if iteration % 20 == 19:
+                writer.write()
+        writer.close()
+    written = [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+    assert written != sorted(written)
+    records = {r.pop("iteration"): r for r in read_metrics(path)}
+    assert list(records) == sorted(records)
+    assert {i: r["total_loss"] for i, r in records.items() if "total_loss" in r} == {
+        i: i / 4 for i in range(19, 120, 20)
+    }
+    found = {
+        name: {i for i, r in records.items() if name in r} for name in records[59] | records[99]
+    }
+    assert found["knn/top1"] == {49, 99} and found["[metric]feature_std"] == {29, 59, 89, 119}
+
+
+def test_runs_below_a_folder_that_have_written_nothing_are_left_out(two_runs, tmp_path):
+    (tmp_path / "a/begun").mkdir()
+    (tmp_path / "a/begun/metrics.json").touch()
+    assert [run.name for run in read_runs([str(tmp_path)])] == ["first", "second"]
+    with pytest.raises(UserError, match="begun/metrics.json is empty"):
+        read_runs([str(tmp_path / "a/begun"), str(two_runs[1])])
 
 
 def test_runs_are_called_by_what_tells_them_apart(two_runs, tmp_path):
