@@ -2,6 +2,8 @@
 
 import logging
 
+from detectron2.utils import comm
+
 logger = logging.getLogger(__name__)
 
 
@@ -12,7 +14,7 @@ class Alarms:
         self.said: list[str] = []
 
     def sound(self, kind: str, sentence: str) -> None:
-        """Log a warning, unless one of this kind has been.
+        """Log a warning on the main process, unless one of this kind has been.
 
         Args:
             kind: of trouble, see docs/monitoring.md.
@@ -20,7 +22,8 @@ class Alarms:
         """
         if kind not in self.said:
             self.said.append(kind)
-            logger.warning(f"ALARM ({kind}): {sentence}")
+            if comm.is_main_process():
+                logger.warning(f"ALARM ({kind}): {sentence}")
 
     def state_dict(self) -> dict:
         return {"said": self.said}

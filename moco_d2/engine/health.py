@@ -53,6 +53,9 @@ class Health:
         self._follows = self._is_v3 or kind == "queue"
         self._can_leak = kind != "memory_bank"
         self._leaks = [] if self._is_v3 or not self._can_leak else leaks(cfg)
+        # What says how many negatives there are.
+        in_batch = kind == "in_batch"
+        self._negatives = "SOLVER.IMS_PER_BATCH" if in_batch else "MODEL.MOCO.QUEUE_SIZE"
         # Steps that a key stays in the dictionary, and when that was judged from, in words.
         self._life, self._settled = {
             "queue": (
@@ -135,8 +138,8 @@ class Health:
                 "bn_leak",
                 f"{seen} while kNN accuracy has fallen from {knn['best']:.1f} to "
                 f"{knn['latest']:.1f} %: the loss is solved by something else than what is in the "
-                "images. Shuffle smaller groups of batch norm (MODEL.BN_GROUP_SIZE), use stronger "
-                "views, or more keys",
+                f"images. Use stronger views or a larger {self._negatives}"
+                f"{'' if self._is_v3 else ', or a smaller MODEL.BN_GROUP_SIZE'}",
             )
 
     def _judge_loss(self, ratio: float, iteration: int) -> None:
@@ -146,8 +149,8 @@ class Health:
             "stuck_at_chance",
             f"the loss is {ratio:.3f} of that of a guess at iteration {iteration}, and "
             f"{self._settled}: nothing is learned. Lower SOLVER.BASE_LR, look at pairs of views "
-            "(do both show the same thing?), or, if images are few or alike, lower "
-            "MODEL.MOCO.QUEUE_SIZE",
+            "(do both show the same thing?), or, if images are few or alike, "
+            f"lower {self._negatives}",
         )
 
     def _judge_spread(self, std: float, rank: float) -> None:

@@ -91,7 +91,7 @@ def _check_in_batch(cfg: CfgNode, num_images: int) -> list[str]:
             f"SOLVER.ACCUMULATE {parts} cannot divide a step of MODEL.MOCO.DICTIONARY in_batch, "
             "whose gradients flow through the keys of the whole batch; set it to 1"
         )
-    return [*leaks(cfg), *_warn_of_repeats(cfg, num_images)]
+    return [*leaks(cfg), *_check_negatives(cfg, num_images)]
 
 
 _CHECKS = {
@@ -111,12 +111,17 @@ def check_batch_keys(cfg: CfgNode, num_images: int) -> list[str]:
                 "compares both views with the keys of the batch, always; set it back to "
                 f"{default}"
             )
-    return _warn_of_repeats(cfg, num_images)
+    return _check_negatives(cfg, num_images)
 
 
-def _warn_of_repeats(cfg: CfgNode, num_images: int) -> list[str]:
-    """Warnings where the keys of a batch are its negatives."""
+def _check_negatives(cfg: CfgNode, num_images: int) -> list[str]:
+    """Warnings where the keys of a batch are its negatives; one image has none."""
     batch = cfg.SOLVER.IMS_PER_BATCH
+    if batch < 2:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {batch} leaves a query no negatives, which are the other images "
+            "of the batch here; give 2 or more"
+        )
     if num_images >= batch:
         return []
     return [

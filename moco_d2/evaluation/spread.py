@@ -33,5 +33,6 @@ def effective_rank(features: Tensor) -> Tensor:
         scalar, 1 (all on a line) to min(N, C) (all singular values equal).
     """
     values = torch.linalg.svdvals(features)
-    p = values / values.sum() + 1e-7  # as the paper does, so that log is finite
+    total = values.sum().clamp(min=torch.finfo(values.dtype).tiny)  # all 0: rank 1
+    p = values / total + 1e-7  # as the paper does, so that log is finite
     return (-(p * p.log()).sum()).exp()

@@ -4,7 +4,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from moco_d2.transfer.runner import only_runner
 KNN = "knn/top1"
 CONTRASTIVE = "[metric]contrastive_acc1"
 CONVERT = REPOSITORY / "tools/convert_weights.py"
+# Of pretraining: the trial's, and what follows from the length.
+_OWN_KEYS = ("SEED", "OUTPUT_DIR", "SOLVER.STEPS")
 
 
 @dataclass
@@ -57,22 +59,41 @@ class Ablation:
 
     def cells(self) -> list[Cell]:
         """All cells, the first trial of everything first. What cannot run is in `problems`."""
-        cells = [
+        self.problems += self._unusable()
+        return [
             cell
             for trial in range(1, self.seeds + 1)
             for name, grid in self.selected().items()
             for variant in grid.variants
             if (cell := self._cell(name, grid, variant, trial)) is not None
         ]
-        return cells
+
+    def _unusable(self) -> list[str]:
+        """Sentences on what would be overridden, or written to the same place, without a word."""
+        problems = []
+        for what, options, own in (
+            ("KEY VALUE", self.options, _OWN_KEYS),
+            ("--detect-option", self.detect_options, (*_OWN_KEYS[:2], "MODEL.WEIGHTS")),
+        ):
+            clash = sorted(set(options[0::2]) & set(own))
+            problems += [f"{key} is each run's own: leave it out of {what}" for key in clash]
+        stems = [Path(path).stem for path in self.detect]
+        for stem in sorted({s for s in stems if stems.count(s) > 1 or s == "pretrain"}):
+            problems.append(f"--detect {stem}: rename that config, whose folder is another run's")
+        return problems
 
     def selected(self) -> dict[str, Grid]:
-        """The grids, with the variants that are to be run.
+        """The grids, with the variants that are to be run; one that is named twice has both's.
 
         Raises:
             UserError: there is no such grid or variant.
         """
-        return dict(map(select_grid, self.grids))
+        chosen: dict[str, Grid] = {}
+        for name, grid in map(select_grid, self.grids):
+            wanted = (*grid.variants, *(chosen[name].variants if name in chosen else ()))
+            in_order = tuple(v for v in GRIDS[name].variants if v in wanted)
+            chosen[name] = replace(grid, variants=in_order)
+        return chosen
 
     def _cell(self, name: str, grid: Grid, variant: Variant, trial: int) -> Cell | None:
         cell = Cell(self.root, name, variant.name, trial, seed=trial)
@@ -142,6 +163,11 @@ class Ablation:
         options = list(self.detect_options)
         cfg = self._config(config, options) if self.validate else None
         if cfg is not None:
+            if any(not name.endswith("_test") for name in cfg.DATASETS.TEST):
+                self.problems.append(
+                    f"{config}: --val takes sets called …_val in place of …_test, and "
+                    f"DATASETS.TEST is {cfg.DATASETS.TEST}"
+                )
             sets = tuple(re.sub("_test$", "_val", name) for name in cfg.DATASETS.TEST)
             options += ["DATASETS.TEST", str(sets)]
         return options

@@ -172,6 +172,31 @@ def test_an_accuracy_near_one_while_knn_falls_is_a_leak(caplog):
         assert steady(100, accuracy=97.0, knn=knn) == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "negatives", "groups"),
+    [
+        ({}, "MODEL.MOCO.QUEUE_SIZE", True),
+        ({"MODEL__MOCO__DICTIONARY": "in_batch"}, "SOLVER.IMS_PER_BATCH", True),
+        ({"MODEL__META_ARCHITECTURE": "MoCoV3"}, "SOLVER.IMS_PER_BATCH", False),
+    ],
+)
+def test_what_to_try_are_keys_that_the_run_uses(caplog, overrides, negatives, groups):
+    feed = Feed(**overrides)
+    for knn in (60.0, 53.0, 52.0):
+        feed(100, accuracy=97.0, knn=knn, loss=4.0)
+    assert set(feed(1, accuracy=97.0)) >= {"bn_leak", "stuck_at_chance"}
+    (leak,) = (r.message for r in caplog.records if "(bn_leak)" in r.message)
+    (stuck,) = (r.message for r in caplog.records if "(stuck_at_chance)" in r.message)
+    assert f"a larger {negatives}" in leak and ("BN_GROUP_SIZE" in leak) is groups
+    assert stuck.endswith(f"lower {negatives}")
+
+
+def test_only_the_main_process_says_an_alarm_that_all_judge(caplog, monkeypatch):
+    monkeypatch.setattr("moco_d2.engine.alarms.comm.is_main_process", lambda: False)
+    feed = Feed()
+    assert feed(150, loss=4.0) == ["stuck_at_chance"] and not caplog.records
+
+
 def test_three_looks_in_a_row_make_a_collapse():
     feed = Feed()
     feed(8)

@@ -7,7 +7,8 @@ from support import tiny_pretrain_config
 
 from moco_d2.engine import recipe
 from moco_d2.engine.hooks import MOMENTUM_SCHEDULES
-from moco_d2.engine.mechanism import resolve_bank_size
+from moco_d2.engine.mechanism import check_batch_keys, resolve_bank_size
+from moco_d2.errors import UserError
 
 
 def resolve(num_images=1000, **overrides):
@@ -214,6 +215,12 @@ def test_v3_refuses_what_it_does_not_read(key, value):
     cfg = tiny_pretrain_config(**V3, **{f"MODEL__MOCO__{key}": value})
     with pytest.raises(ValueError, match=f"MODEL.MOCO.{key} {value} is for .* MoCo;"):
         recipe.check_pretraining(cfg, 1000, 1)
+
+
+def test_a_batch_of_one_has_no_negatives():
+    cfg = tiny_pretrain_config(**V3, SOLVER__IMS_PER_BATCH=1)
+    with pytest.raises(UserError, match="SOLVER.IMS_PER_BATCH 1 leaves a query no negatives"):
+        check_batch_keys(cfg, 1000)
 
 
 def test_momentum_schedules():

@@ -38,6 +38,7 @@ def test_isotropic_and_collapsed_features():
     collapsed = isotropic[:1].expand(50, -1)
     assert feature_std(collapsed).item() == pytest.approx(0, abs=1e-9)
     assert effective_rank(collapsed).item() == pytest.approx(1, abs=1e-3)
+    assert effective_rank(torch.zeros(50, 16)).item() == pytest.approx(1, abs=1e-3)
     # Two dimensions are left of 16: a standard deviation alone would not tell.
     plane = torch.zeros(400, 16, dtype=torch.float64)
     plane[:, :2] = torch.from_numpy(unit_rows(rng.standard_normal((400, 2))))

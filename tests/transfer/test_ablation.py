@@ -110,6 +110,34 @@ def test_what_is_chosen_is_judged_on_the_validation_split(datasets, tmp_path, mo
         assert task["shown"] == ["knn/top1", f"{STEM}/bbox/AP"]
 
 
+def test_a_grid_named_twice_has_the_variants_of_both(tmp_path):
+    ablation = Ablation(tmp_path, ["momentum:m0.99", "shuffle", "momentum:m0,m0.99"], 1)
+    variants = {name: [v.name for v in grid.variants] for name, grid in ablation.selected().items()}
+    assert variants == {"momentum": ["m0", "m0.99"], "shuffle": ["shuffled", "not_shuffled"]}
+
+
+def test_nothing_is_overridden_or_mixed_up_without_a_word(datasets, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
+    other = tmp_path / "other" / f"{STEM}.yaml"
+    pretrain = tmp_path / "pretrain.yaml"
+    own = ["SEED", "3", "SOLVER.STEPS", "(1,)"]
+    tested = ["MODEL.WEIGHTS", "", "DATASETS.TEST", "('moco_demo_scenes_train',)"]
+    ablation = Ablation(
+        tmp_path, ["shuffle"], 1, 1, own, [DETECT, str(other), str(pretrain)], tested, validate=True
+    )
+    ablation.cells()
+    said = " | ".join(ablation.problems)
+    for sentence in (
+        "SEED is each run's own: leave it out of KEY VALUE",
+        "SOLVER.STEPS is each run's own",
+        "MODEL.WEIGHTS is each run's own: leave it out of --detect-option",
+        "--detect pretrain: rename",
+        f"--detect {STEM}: rename",
+        "--val takes sets called …_val in place of …_test, and DATASETS.TEST is",
+    ):
+        assert sentence in said
+
+
 def test_what_a_grid_sets_cannot_be_set_for_all(datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
     options = [*words(PRETRAIN), "MODEL.MOCO.MOMENTUM", "0.5"]
