@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -85,7 +85,8 @@ def choose_panels(runs: Sequence[Run], patterns: Sequence[str] = ()) -> list[Pan
     """
     known = sorted({metric for run in runs for metric in run.curves})
     if not patterns:
-        shown = [p for p in PANELS if any(line.metric in known for line in p.lines)]
+        panels = [panel for p in PANELS for panel in (p, *_of_sets(p, known))]
+        shown = [p for p in panels if any(line.metric in known for line in p.lines)]
         return shown or choose_panels(runs, known)
     asked = []
     for pattern in patterns:
@@ -94,6 +95,20 @@ def choose_panels(runs: Sequence[Run], patterns: Sequence[str] = ()) -> list[Pan
             raise UserError(f"no run has a metric {pattern!r}; there are: {', '.join(known)}")
         asked += [metric for metric in matching if metric not in asked]
     return [_panel(metric, metric) for metric in asked]
+
+
+def _of_sets(panel: Panel, known: Sequence[str]) -> list[Panel]:
+    """The panel for each set where several are evaluated: `knn/top1` is `SET/knn/top1` then."""
+    evaluated = [line.metric for line in panel.lines if "/" in line.metric]
+    sets = {m[: -len(e) - 1] for m in known for e in evaluated if m.endswith(f"/{e}")}
+    return [
+        replace(
+            panel,
+            title=f"{panel.title}, {name}",
+            lines=tuple(replace(line, metric=f"{name}/{line.metric}") for line in panel.lines),
+        )
+        for name in sorted(sets)
+    ]
 
 
 def draw_curves(

@@ -139,6 +139,19 @@ def test_runs_are_called_by_what_tells_them_apart(two_runs, tmp_path):
         read_runs([f"x={first}", f"x={second}"])
 
 
+def test_of_several_test_sets_each_has_a_panel(tmp_path):
+    write_run(tmp_path / "a", {9: 2.0})
+    with open(tmp_path / "a/metrics.json", "a") as f:
+        for name, value in (("birds", 30.0), ("cars", 20.0)):
+            f.write(json.dumps({"iteration": 9, f"{name}/knn/top1": value}) + "\n")
+    figure = draw_curves(read_runs([str(tmp_path / "a")]))
+    drawn = lines_of(figure)
+    assert drawn["kNN accuracy (%), birds"] == [[(9, 30.0)]]
+    assert drawn["kNN accuracy (%), cars"] == [[(9, 20.0)]]
+    assert not any("training images (%), " in title for title in drawn)
+    plt.close(figure)
+
+
 def test_chosen_metrics_have_a_panel_each(two_runs):
     runs = read_runs([str(two_runs[0])])
     assert [panel.title for panel in choose_panels(runs, ["lr", "knn/*"])] == [
