@@ -105,7 +105,7 @@ GRIDS: dict[str, Grid] = {
         _values("MODEL.MOCO.TEMPERATURE", "t", 0.05, 0.07, 0.1, 0.2, 0.5),
     ),
     "methods": Grid(
-        "Which pretraining, of equal length?",
+        "Which pretraining, with how many labels, for how long?",
         "MoCo v1, v2 and v3, and what they are compared with",
         (
             Variant("random", kind="random"),
