@@ -4,6 +4,7 @@ A cell's folder DIR/group/variant/trial_k holds `plan.json` (what is run there, 
 is done) and, once it has ended, `cell.json`; DIR holds `results.json`, all cells together.
 """
 
+import contextlib
 import json
 import math
 import shlex
@@ -15,6 +16,7 @@ from typing import Any
 
 from moco_d2.checkpoint.files import replaced_file
 from moco_d2.engine.setup import EVALUATION
+from moco_d2.errors import UserError
 from moco_d2.visualization.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -138,14 +140,15 @@ class Cell:
         return sum(step.iterations for step in self.steps)
 
     def iterations_done(self) -> int:
-        """Iterations that metrics.json tells of, and those of finished steps."""
+        """Iterations that metrics.json tells of, if it can be read, and those of finished steps."""
         if self.status == DONE:
             return self.iterations
         finished = self.steps_done()
         done = sum(step.iterations for step in self.steps[:finished])
         for step in self.steps[finished : finished + 1]:
-            records = [r for r in step.metrics() if "total_loss" in r]
-            done += min(int(records[-1]["iteration"]) + 1, step.iterations) if records else 0
+            with contextlib.suppress(UserError):
+                records = [r for r in step.metrics() if "total_loss" in r]
+                done += min(int(records[-1]["iteration"]) + 1, step.iterations) if records else 0
         return done
 
     @property
@@ -203,14 +206,23 @@ class Cell:
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def write_result(self, error: str | None = None) -> dict[str, Any]:
-        """Write cell.json; `error` says why the cell failed, None that it did not."""
+        """Write cell.json; `error` says why the cell failed, None that it did not.
+
+        A cell whose metrics.json cannot be read has failed, too.
+        """
+        metrics = {}
+        if error is None:
+            try:
+                metrics = self.measured()
+            except UserError as broken:
+                error = str(broken)
         result = {
             "task": self.group,
             "init": self.variant,
             "trial": self.trial,
             "seed": self.seed,
             "status": DONE if error is None else FAILED,
-            "metrics": self.measured() if error is None else {},
+            "metrics": metrics,
             "seconds": self.seconds(),
             "error": error,
             "command": "; ".join(shlex.join(step.command[1:]) for step in self.steps),

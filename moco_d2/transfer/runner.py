@@ -213,8 +213,7 @@ class _Run:
             )
 
     def _end(self, error: str | None) -> bool:
-        self.error = error
-        self.cell.write_result(error)
+        self.error = self.cell.write_result(error)["error"]
         return self._leave()
 
     def _leave(self) -> bool:

@@ -40,11 +40,12 @@ def test_a_failure_stops_nothing_else_and_is_told_in_a_line(tmp_path):
         make(tmp_path, "broken", "echo 'error: no such file a.pkl' >&2; exit 2"),
         make(tmp_path, "raising", "printf 'Traceback\\nKeyError: 7\\n\\033[0m'; exit 1"),
         make(tmp_path, "killed", "kill -KILL $$"),
+        make(tmp_path, "garbled", f"echo '[1]' > {tmp_path}/task/garbled/trial_1/metrics.json"),
         measure(tmp_path, "last", 4.5),
     ]
     ended = []
     failed = run_cells(cells, [{}, {}], ended=lambda cell: ended.append(cell.variant))
-    assert {cell.variant for cell in failed} == {"broken", "raising", "killed"}
+    assert {cell.variant for cell in failed} == {"broken", "raising", "killed", "garbled"}
     assert sorted(ended) == sorted(cell.variant for cell in cells)
     results = {cell.variant: cell.result for cell in cells}
     assert results["first"]["metrics"] == {"bbox/AP": 3.5}
@@ -52,6 +53,7 @@ def test_a_failure_stops_nothing_else_and_is_told_in_a_line(tmp_path):
     assert results["broken"]["error"].startswith("no such file a.pkl; see ")
     assert results["raising"]["error"].startswith("KeyError: 7; see ")
     assert results["killed"]["error"].startswith("killed by SIGKILL")
+    assert results["garbled"]["error"].startswith("line 1 of ")
     assert "1 of 1 cells" in Progress(cells[:1], 1).line() and "failed" in Progress(cells, 1).line()
 
 
