@@ -31,7 +31,7 @@ PARTS = [(plan, name) for plan in PLANS for name in PLANS[plan]]
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
-    sizes = {**dict.fromkeys(SETS, 2), "objects_train": 96}  # six of each class
+    sizes = {**dict.fromkeys(SETS, 2), "objects_train": 992}  # 62 of each class
     render_demo_data(str(root / "moco_demo"), sizes=sizes, workers=1)
     return str(root)
 
