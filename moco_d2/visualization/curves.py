@@ -134,7 +134,7 @@ def draw_curves(
         for axis in axes.flat[len(panels) :]:
             axis.remove()
         if len(runs) > 1:
-            handles = [Line2D([], [], color=_colour(i), ls=dashes(i)) for i in range(len(runs))]
+            handles = [Line2D([], [], color=_colour(i), ls=_dashes(i)) for i in range(len(runs))]
             figure.legend(
                 handles,
                 [run.name for run in runs],
@@ -186,7 +186,7 @@ def _look(line: Line, i: int, points: int, shared: bool) -> dict:
     if line.look == "reference":
         return {"color": INK if shared else _colour(i), "ls": ":", **_weight(line)}
     marked = {"marker": "o", "markersize": 3} if points <= _FEW else {}
-    style = "--" if line.look == "dashed" else dashes(i)
+    style = "--" if line.look == "dashed" else _dashes(i)
     return {"color": _colour(i), "ls": style, **marked, **_weight(line)}
 
 
@@ -201,3 +201,7 @@ def _weight(line: Line) -> dict:
 
 def _colour(i: int) -> str:
     return colour(i + 1)  # grey is for what is compared against
+
+
+def _dashes(i: int) -> str:
+    return dashes(i + 1)

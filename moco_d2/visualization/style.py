@@ -37,13 +37,13 @@ STYLE = {
 
 
 def colour(i: int) -> str:
-    """Of series i."""
-    return COLOURS[i % len(COLOURS)][0]
+    """Of series i: grey for the first, which the others are compared with, and for no other."""
+    return COLOURS[i and 1 + (i - 1) % (len(COLOURS) - 1)][0]
 
 
 def dashes(i: int) -> str:
     """Line style of series i: another for every round of colours."""
-    return ("-", "--", ":")[i // len(COLOURS) % 3]
+    return ("-", "--", ":")[max(i - 1, 0) // (len(COLOURS) - 1) % 3]
 
 
 def to_svg(figure: Figure, prefix: str) -> str:

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from moco_d2.errors import UserError
 from moco_d2.visualization.curves import choose_panels, draw_curves
 from moco_d2.visualization.metrics import read_metrics, read_runs
+from moco_d2.visualization.style import colour, dashes
 
 main = runpy.run_path(str(Path(__file__).parents[2] / "tools/plot_metrics.py"))["main"]
 
@@ -217,3 +218,9 @@ def test_missing_and_broken_files_are_one_sentence(tmp_path, capsys, content, sa
 def test_other_endings_are_refused(tmp_path, capsys):
     assert main([str(tmp_path), "--output", "curves.pdf"]) == 2
     assert "neither .png nor .html" in capsys.readouterr().err
+
+
+def test_many_series_are_told_apart_and_only_the_first_is_grey():
+    looks = [(colour(i), dashes(i)) for i in range(19)]
+    assert len(set(looks)) == 19
+    assert [i for i, (c, _) in enumerate(looks) if c == colour(0)] == [0]
