@@ -73,7 +73,7 @@ TRENDS = (
     "shuffle",
     "steps:v1,mlp_views_cosine",
 )
-# Sized for two cores: full to end in under 3 hours, quick in some 20 minutes.
+# Sized for two cores: full to end in under 3 hours, quick in some 17 minutes.
 PLANS: dict[str, dict[str, Part]] = {
     "full": {
         "methods": Part((METHODS,), 3, LONG, TASKS),
