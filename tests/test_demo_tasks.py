@@ -6,12 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from detectron2.config import CfgNode, get_cfg
-from weights import moco_checkpoint
 
 from moco_d2 import add_moco_config
-from moco_d2.checkpoint import convert
 from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.data.synthetic.figures import KEYPOINT_OKS_SIGMAS
 from moco_d2.engine.setup import trainer_of
@@ -45,14 +42,6 @@ CONFIGS = [path for path in sorted(ROOT.glob("*")) if trainer_of(load(path)) is 
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    root = tmp_path_factory.mktemp("backbone")
-    torch.save(moco_checkpoint(18, last="res4"), root / "moco.pth")
-    convert(str(root / "moco.pth"), str(root / "moco.pkl"))
-    return str(root / "moco.pkl")
-
-
-@pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
     families = ("scenes", "novel", "figures")
@@ -62,9 +51,9 @@ def datasets(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_two_iterations_from_an_exported_backbone(path, backbone, datasets, tmp_path, monkeypatch):
+def test_two_iterations_from_an_exported_backbone(path, exported, datasets, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
-    cfg = load(path, **SMALL, **{"MODEL.WEIGHTS": backbone, "OUTPUT_DIR": str(tmp_path)})
+    cfg = load(path, **SMALL, **{"MODEL.WEIGHTS": exported, "OUTPUT_DIR": str(tmp_path)})
     trainer = TransferTrainer(cfg)
     trainer.resume_or_load(resume=False)  # raises unless every tensor of the backbone is filled
     trainer.train()

@@ -30,8 +30,9 @@ from moco_d2.transfer.runner import only_runner
 KNN = "knn/top1"
 CONTRASTIVE = "[metric]contrastive_acc1"
 CONVERT = REPOSITORY / "tools/convert_weights.py"
-# Of pretraining: the trial's, and what follows from the length.
-_OWN_KEYS = ("SEED", "OUTPUT_DIR", "SOLVER.STEPS")
+# What no option may set: the trial's own, and what follows from the length or the pretraining.
+_PRETRAINING_OWN = ("SEED", "OUTPUT_DIR", "SOLVER.STEPS")
+_DETECTION_OWN = ("SEED", "OUTPUT_DIR", "MODEL.WEIGHTS")
 
 
 @dataclass
@@ -72,8 +73,8 @@ class Ablation:
         """Sentences on what would be overridden, or written to the same place, without a word."""
         problems = []
         for what, options, own in (
-            ("KEY VALUE", self.options, _OWN_KEYS),
-            ("--detect-option", self.detect_options, (*_OWN_KEYS[:2], "MODEL.WEIGHTS")),
+            ("KEY VALUE", self.options, _PRETRAINING_OWN),
+            ("--detect-option", self.detect_options, _DETECTION_OWN),
         ):
             clash = sorted(set(options[0::2]) & set(own))
             problems += [f"{key} is each run's own: leave it out of {what}" for key in clash]

@@ -2,10 +2,7 @@
 
 import jobs
 import pytest
-import torch
-from weights import moco_checkpoint, register_tiny_coco
-
-from moco_d2.checkpoint import convert
+from weights import register_tiny_coco
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +17,3 @@ def pictures(tmp_path):
     (tmp_path / "pictures").mkdir()
     register_tiny_coco("tiny_train", tmp_path / "pictures")
     return tmp_path / "pictures"
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory):
-    """A MoCo backbone cut at res4, as the demo exports it."""
-    root = tmp_path_factory.mktemp("exported")
-    torch.save(moco_checkpoint(18, last="res4"), root / "moco.pth")
-    convert(str(root / "moco.pth"), str(root / "out.pkl"))
-    return str(root / "out.pkl")

@@ -9,9 +9,8 @@ from pathlib import Path
 import jobs
 import pytest
 import torch
-from weights import detectron2_resnet, moco_checkpoint
+from weights import detectron2_resnet
 
-from moco_d2.checkpoint import convert
 from moco_d2.data.synthetic import SETS, render_demo_data
 from moco_d2.engine import setup
 from moco_d2.errors import UserError
@@ -38,14 +37,6 @@ OPTIONS = [word for pair in SETTINGS.items() for word in pair]
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    root = tmp_path_factory.mktemp("backbone")
-    torch.save(moco_checkpoint(18, last="res4"), root / "moco.pth")
-    convert(str(root / "moco.pth"), str(root / "moco.pkl"))
-    return str(root / "moco.pkl")
-
-
-@pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
     sizes = {**dict.fromkeys(SETS, 0), "scenes_train": 8, "scenes_test": 4}
@@ -57,8 +48,8 @@ def plan_of(root, *inits, **how):
     return make_plan(str(root), [TASK], inits, how.pop("trials", 1), options=OPTIONS, **how)
 
 
-def test_a_plan_has_a_cell_for_each_task_initialisation_and_trial(backbone, tmp_path):
-    plan = plan_of(tmp_path, "random", f"supervised_a={backbone}", f"m={backbone}", trials=2)
+def test_a_plan_has_a_cell_for_each_task_initialisation_and_trial(exported, tmp_path):
+    plan = plan_of(tmp_path, "random", f"supervised_a={exported}", f"m={exported}", trials=2)
     assert plan.problems == []
     names = [cell.name.partition("/")[2] for cell in plan.cells]
     inits = ("random", "supervised_a", "m")
@@ -72,14 +63,14 @@ def test_a_plan_has_a_cell_for_each_task_initialisation_and_trial(backbone, tmp_
     command = plan.cells[5].steps[0].command
     options = dict(zip(command[-6::2], command[-5::2], strict=True))
     assert options == {
-        "MODEL.WEIGHTS": backbone,
+        "MODEL.WEIGHTS": exported,
         "SEED": "2",
         "OUTPUT_DIR": str(plan.cells[5].folder),
     }
     assert plan.cells[5].inputs["SOLVER.MAX_ITER"] == 6
 
 
-def test_all_that_cannot_work_is_listed_at_once(backbone, tmp_path, monkeypatch):
+def test_all_that_cannot_work_is_listed_at_once(exported, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     torch.save({"model": detectron2_resnet(34, "res4").state_dict()}, tmp_path / "r34.pth")
     (tmp_path / "corrupt.pkl").write_bytes(b"not a pickle")
@@ -159,16 +150,16 @@ def test_runs_at_the_same_time_have_gpus_of_their_own(monkeypatch):
         machine.places(3, 2, on_gpu=True)
 
 
-def run(root: str, backbone: str, datasets: str) -> None:
+def run(root: str, exported: str, datasets: str) -> None:
     os.environ["DETECTRON2_DATASETS"] = datasets
-    plan = plan_of(root, "random", f"moco={backbone}")
+    plan = plan_of(root, "random", f"moco={exported}")
     run_benchmark(plan, at_once=1, command="a command")
 
 
 def test_a_killed_benchmark_ends_as_one_that_was_not_disturbed(
-    backbone, datasets, tmp_path, monkeypatch, capsys
+    exported, datasets, tmp_path, monkeypatch, capsys
 ):
-    process = jobs.start_function(run, str(tmp_path / "out"), backbone, datasets)
+    process = jobs.start_function(run, str(tmp_path / "out"), exported, datasets)
     first = tmp_path / "out/scenes_faster_rcnn_R18_FPN/random/trial_1"
     deadline = time.monotonic() + 120
     while not (first / "last_checkpoint").exists():
@@ -179,7 +170,7 @@ def test_a_killed_benchmark_ends_as_one_that_was_not_disturbed(
     assert not (first / "cell.json").exists()
 
     monkeypatch.setenv("DETECTRON2_DATASETS", datasets)
-    plan = plan_of(tmp_path / "out", "random", f"moco={backbone}")
+    plan = plan_of(tmp_path / "out", "random", f"moco={exported}")
     assert run_benchmark(plan, at_once=1, command="a command") == 0
     assert "2 of 2 cells done" in capsys.readouterr().out
     results = read_json(tmp_path / "out/results.json")
