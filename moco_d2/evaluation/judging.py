@@ -118,14 +118,13 @@ def _knn(
     normalised = [F.normalize(part.features, dim=1) for part in (bank, queries)]
     similarity, index = nearest_neighbours(*normalised, numbers[-1])
     labels = bank.labels[index]
-    ranked = {
-        str(k): rank_by_votes(
+    ranked = {}
+    for k in numbers:
+        by_votes = rank_by_votes(
             similarity[:, :k], labels[:, :k], temperature=temperature, num_classes=classes
-        )[
-            :, : max(TOP)
-        ].clone()  # the slice itself would keep all classes in memory
-        for k in numbers
-    }
+        )
+        # The slice itself would keep all classes in memory.
+        ranked[str(k)] = by_votes[:, : max(TOP)].clone()
     return {k: _accuracies(r, queries.labels) for k, r in ranked.items()}, ranked
 
 
